@@ -1,0 +1,6 @@
+//! jobvisor: a supervisor for background jobs that says, with proof, how a job died.
+
+pub mod config;
+pub mod domain;
+pub mod store;
+pub mod warden;
