@@ -2,5 +2,6 @@
 
 pub mod config;
 pub mod domain;
+pub mod kernel;
 pub mod store;
 pub mod warden;

@@ -1,1 +1,6 @@
 //! x
+
+pub mod cgroup;
+mod error;
+
+pub use error::KernelError;
