@@ -1,175 +1,55 @@
 //! `jobs.toml`: its shape as written, and what it means once checked.
 //!
-//! [`file`] holds the serde shapes exactly as a person writes them; [`resolve`] turns them into a [`Config`] and
-//! collects *every* error with its line, what is wrong and what would be right. What the file may say but this version
-//! cannot do yet is refused as "not yet", never ignored.
+//! Called by the commands at start (and by `check`), before anything else is opened. [`parse`] walks the document with
+//! its spans (`file`), section by section (`resolve`, `kind`, `schedule`), and collects *every* error with its line, what
+//! is wrong and what would be right. What the file may say but this version cannot do yet is refused as "not yet",
+//! never ignored; what is allowed but hardly meant becomes a warning.
+//!
+//! It reads the file, the environment and, for warnings only, the user table and `PATH` of this host. It opens no
+//! database and creates no folder.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::time::Duration;
+mod error;
+mod expand;
+mod file;
+mod host;
+mod kind;
+mod model;
+mod resolve;
+mod schedule;
+mod shell;
+mod template;
 
-use crate::domain::evidence::ExitMeaning;
-use crate::domain::retry::{Backoff, OnOom};
-use crate::domain::units::Bytes;
+use std::path::Path;
 
-/// A checked configuration.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// The file it was read from.
-    pub path: PathBuf,
-    /// The database.
-    pub database: Database,
-    /// May the schema be brought up to date at start?
-    pub migrate: bool,
-    /// The supervisor itself.
-    pub supervisor: SupervisorConfig,
-    /// Kinds by name.
-    pub kinds: BTreeMap<String, KindConfig>,
-    /// Schedules by name.
-    pub schedules: BTreeMap<String, ScheduleConfig>,
-    /// What is allowed but hardly meant, one sentence each.
-    pub warnings: Vec<String>,
+pub use error::{ConfigError, ConfigErrors};
+pub use model::{
+    CommandTemplate, Config, Database, Enforce, KindConfig, MemoryBudget, Output, ScheduleConfig, SupervisorConfig,
+};
+pub use resolve::parse_database;
+pub use template::TemplateError;
+
+/// Reads and checks a file; `${NAME}` comes from this process's environment.
+///
+/// # Errors
+/// The file cannot be read, or everything that is wrong in it.
+pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
+    let text = std::fs::read_to_string(path).map_err(|error| ConfigErrors::unreadable(path, &error))?;
+    parse(&text, path, &|name| std::env::var(name).ok())
 }
 
-/// Which database.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Database {
-    /// A SQLite file, absolute.
-    Sqlite(PathBuf),
+/// Checks the text of the file at `path`; `env` answers for `${NAME}`.
+///
+/// # Errors
+/// Everything that is wrong, in the order of the file's lines.
+pub fn parse(text: &str, path: &Path, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, ConfigErrors> {
+    resolve::resolve(text, path, env)
 }
 
-/// `[supervisor]`.
-#[derive(Debug, Clone)]
-pub struct SupervisorConfig {
-    /// Its name; the host's by default.
-    pub name: String,
-    /// Its own subfolder of `state_dir`, absolute.
-    pub state_dir: PathBuf,
-    /// As written; a share is resolved against the host at start.
-    pub memory_budget: MemoryBudget,
-    /// How long a drain lets attempts finish.
-    pub drain: Duration,
-    /// Length of a lease; signs of life come every fifth of it.
-    pub lease: Duration,
-    /// How often to look for work unasked.
-    pub poll: Duration,
-    /// Largest payload.
-    pub max_payload: Bytes,
-    /// Largest result.
-    pub max_result: Bytes,
-    /// How long ended jobs are kept: succeeded, cancelled, dead.
-    pub retain: (Duration, Duration, Duration),
+/// The commented file that `jobvisor init` writes: one kind that works out of the box.
+#[must_use]
+pub fn example() -> &'static str {
+    include_str!("init.toml")
 }
 
-/// `memory_budget`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum MemoryBudget {
-    /// A share of min(host, own group's limit), 0 to 1.
-    Share(f64),
-    /// So many bytes.
-    Fixed(Bytes),
-}
-
-impl MemoryBudget {
-    /// The budget in bytes where `total` is what the host or the own group has.
-    #[must_use]
-    pub fn of(self, total: Bytes) -> Bytes {
-        match self {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                clippy::cast_precision_loss,
-                reason = "a share of a size is a size"
-            )]
-            Self::Share(share) => Bytes((total.0 as f64 * share) as u64),
-            Self::Fixed(bytes) => bytes,
-        }
-    }
-}
-
-/// How `enforce` is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Enforce {
-    /// A cgroup where one can be had, else the watchdog, loudly.
-    #[default]
-    Auto,
-    /// A cgroup, or the job is not started.
-    Cgroup,
-    /// The watchdog.
-    Watchdog,
-}
-
-/// What happens to output beyond `max_result`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Output {
-    /// The last 64 KiB are kept as text, flagged `truncated`.
-    #[default]
-    Tail,
-    /// The job is ended with `output_limit`.
-    Strict,
-}
-
-/// `[kind.NAME]`: a heavy kind in mode `oneshot`.
-#[derive(Debug, Clone)]
-pub struct KindConfig {
-    /// Its name.
-    pub name: String,
-    /// Program and arguments, templates and all.
-    pub command: CommandTemplate,
-    /// Attempts at once.
-    pub slots: u32,
-    /// Memory limit of one attempt.
-    pub memory: Bytes,
-    /// How the limit is enforced.
-    pub enforce: Enforce,
-    /// What an OOM by the own limit leads to.
-    pub on_oom: OnOom,
-    /// `None` never happens by default; `timeout = "0s"` is refused.
-    pub timeout: Duration,
-    /// From SIGTERM to SIGKILL.
-    pub grace: Duration,
-    /// From fork to exec.
-    pub start_timeout: Duration,
-    /// Charged attempts.
-    pub max_attempts: u32,
-    /// Interruptions free of charge.
-    pub max_interruptions: u32,
-    /// Waiting times.
-    pub backoff: Backoff,
-    /// Additions to the child's environment.
-    pub env: BTreeMap<String, String>,
-    /// OOM of another process of the tree does not spoil a success.
-    pub tolerate_oom: bool,
-    /// Output beyond `max_result`.
-    pub output: Output,
-    /// Working folder, absolute.
-    pub cwd: PathBuf,
-    /// User to run as.
-    pub user: Option<String>,
-    /// Group to run as.
-    pub group: Option<String>,
-    /// Niceness to add.
-    pub nice: Option<i32>,
-    /// Most processes and threads.
-    pub pids: u32,
-    /// What exit codes mean; 0 is success, 75 retry, 65 permanent by default.
-    pub exit_codes: BTreeMap<i32, ExitMeaning>,
-}
-
-/// `[schedule.NAME]`: only `@startup` so far.
-#[derive(Debug, Clone)]
-pub struct ScheduleConfig {
-    /// Its name.
-    pub name: String,
-    /// What it enqueues.
-    pub kind: String,
-    /// JSON text.
-    pub payload: String,
-}
-
-/// A command line whose arguments may hold `{payload}` and `{payload.a.b}`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CommandTemplate {
-    /// As written.
-    pub argv: Vec<String>,
-}
+#[cfg(test)]
+mod tests;
