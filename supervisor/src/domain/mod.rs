@@ -9,8 +9,10 @@
 pub mod cause;
 pub mod clock;
 pub mod evidence;
+pub mod explain;
 pub mod ids;
 pub mod job;
+mod readings;
 pub mod retry;
 pub mod units;
 pub mod verdict;

@@ -1,4 +1,19 @@
 //! What the evidence proves: an ordered list of rules.
+//!
+//! [`judge`] is called by whoever records an end: the supervisor for its own attempts, the replay of the warden's
+//! files at start, the rescue of another supervisor's attempts. It is pure and total: any evidence has a verdict, and
+//! where nothing is proven the verdict says so (`killed_unknown`). Invariant I3 lives here: a cause that says "out of
+//! memory" needs a counter of the job's own group that moved, systemd-oomd's mark, our watchdog's strike, or the job's
+//! own report; an exit code of 137 or a SIGKILL is none of these. Which of the two readings at the end counts is
+//! told in `readings`.
+//!
+//! It does not decide what follows ([`decide`](super::retry::decide) does) and writes no sentence about the cause
+//! ([`explain`](super::explain) does).
+
+mod facts;
+mod rules;
+#[cfg(test)]
+mod tests;
 
 use serde::{Deserialize, Serialize};
 
@@ -80,4 +95,31 @@ pub struct Verdict {
     pub contributing: Vec<String>,
     /// What stands beside it.
     pub flags: Vec<Flag>,
+}
+
+/// What `evidence` proves of the end of its attempt.
+///
+/// Whatever else was found, a process that does not die of SIGKILL makes it `unkillable`: while it lives the job must
+/// not run again, not even when it had delivered its result.
+#[must_use]
+pub fn judge(evidence: &Evidence) -> Verdict {
+    let mut found = rules::first_match(evidence);
+    let mut contributing = Vec::new();
+    if let Some(process) = evidence.process.as_ref().filter(|p| !p.unkillable.is_empty()) {
+        contributing.push(match found.ending {
+            Ending::Failed(cause) => format!("apart from that it would be `{cause}`"),
+            Ending::Succeeded => "apart from that it had succeeded".to_owned(),
+            Ending::Snoozed => "apart from that it had asked to be put back".to_owned(),
+        });
+        let seen = process.unkillable.iter().any(|stuck| stuck.stuck_in.is_some());
+        let reason = if seen { Sureness::Inferred } else { Sureness::Unknown };
+        found.ending = Ending::Failed(Cause::Unkillable);
+        found.certainty = Certainty { kill: Sureness::Proved, reason };
+    }
+    contributing.extend(facts::contributing(evidence, found.ending));
+    let mut flags = found.flags;
+    flags.extend(rules::common_flags(evidence, found.ending));
+    flags.sort_unstable();
+    flags.dedup();
+    Verdict { ending: found.ending, certainty: found.certainty, contributing, flags }
 }
