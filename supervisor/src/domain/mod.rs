@@ -14,5 +14,6 @@ pub mod ids;
 pub mod job;
 mod readings;
 pub mod retry;
+pub mod text;
 pub mod units;
 pub mod verdict;

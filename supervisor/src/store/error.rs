@@ -64,4 +64,76 @@ pub enum StoreError {
     /// The jobs to add name a job that does not exist.
     #[error("job {0} does not exist")]
     NoSuchJob(i64),
+    /// Another supervisor that lives holds the database.
+    #[error(
+        "supervisor `{name}` (pid {pid}) holds the database `{path}`\nhint: one supervisor runs a SQLite database; stop that one, or use another file"
+    )]
+    Locked {
+        /// The database.
+        path: PathBuf,
+        /// The pid of the supervisor that holds it.
+        pid: i32,
+        /// Its name.
+        name: String,
+    },
+    /// The supervisor that held the database is gone, and what it left behind still holds the lock.
+    #[error(
+        "supervisor `{name}` (pid {pid}) is gone, and a process that it left behind still holds the database `{path}`"
+    )]
+    LockLeft {
+        /// The database.
+        path: PathBuf,
+        /// The pid that the supervisor had.
+        pid: i32,
+        /// Its name.
+        name: String,
+    },
+    /// A file or folder of the database cannot be used.
+    #[error("failed to {step} `{path}`")]
+    Io {
+        /// What was being done.
+        step: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// SQLite's primary codes for what may pass: BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL (a race for the lock).
+const SQLITE_PASSING: [i32; 6] = [5, 6, 10, 13, 14, 15];
+
+impl StoreError {
+    /// Sorts a driver's error: does the database not answer for now, or did it refuse?
+    pub(crate) fn sort(step: &'static str, source: sqlx::Error) -> Self {
+        if passes(&source) { Self::Unavailable { step, source } } else { Self::Refused { step, source } }
+    }
+
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub const fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    pub(crate) fn corrupt(what: impl Into<String>) -> Self {
+        Self::Corrupt { what: what.into() }
+    }
+}
+
+fn passes(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => true,
+        sqlx::Error::Database(inner) => inner
+            .code()
+            .and_then(|code| code.parse::<i32>().ok())
+            .is_some_and(|code| SQLITE_PASSING.contains(&(code & 0xff))),
+        sqlx::Error::Migrate(inner) => match inner.as_ref() {
+            sqlx::migrate::MigrateError::Execute(source) | sqlx::migrate::MigrateError::ExecuteMigration(source, _) => {
+                passes(source)
+            }
+            _ => false,
+        },
+        _ => false,
+    }
 }

@@ -1,0 +1,110 @@
+//! Waking when another process has written to the database.
+//!
+//! A thread of its own blocks on inotify for the database's folder and rings when the database or its `-wal` file was
+//! touched; [`changed`] then asks the *writer* connection for `PRAGMA data_version`, which moves for commits of other
+//! connections only. So the store's own writes ring the bell and wake nobody.
+//!
+//! It is a hint: without inotify (all instances of the user taken) nothing wakes, and callers poll as they do anyway.
+//! The thread ends when the last handle on the store is dropped.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use sqlx::sqlite::SqliteConnection;
+use tokio::sync::watch;
+
+use super::{SqliteStore, beside};
+
+/// The bell and the thread behind it.
+#[derive(Debug)]
+pub(super) struct Wake {
+    bell: watch::Receiver<()>,
+    /// `data_version` at the last look.
+    seen: AtomicI64,
+    stop: Option<Arc<EventFd>>,
+}
+
+impl Wake {
+    pub(super) fn start(path: &Path, version: i64) -> Self {
+        let (ring, bell) = watch::channel(());
+        let stop = match listen(path, ring) {
+            Ok(stop) => Some(stop),
+            Err(error) => {
+                tracing::warn!(error, "other processes' jobs are found by polling alone");
+                None
+            }
+        };
+        Self { bell, seen: AtomicI64::new(version), stop }
+    }
+}
+
+impl Drop for Wake {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.stop.as_ref().map(|stop| stop.write(1)) {
+            tracing::debug!(%error, "the thread that listens for changes was not told to end");
+        }
+    }
+}
+
+fn listen(path: &Path, ring: watch::Sender<()>) -> Result<Arc<EventFd>, &'static str> {
+    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(Errno::desc)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
+    inotify.add_watch(folder, events).map_err(Errno::desc)?;
+    let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map(Arc::new).map_err(Errno::desc)?;
+    let wal = beside(path, "-wal");
+    let names = [path, &wal].map(|p| p.file_name().map(ToOwned::to_owned).unwrap_or_default());
+    let until = Arc::clone(&stop);
+    std::thread::Builder::new()
+        .name("store-wake".to_owned())
+        .spawn(move || {
+            while wait(&inotify, &until) {
+                let touched = inotify.read_events().unwrap_or_default();
+                if touched.iter().any(|event| event.name.as_ref().is_none_or(|name| names.contains(name))) {
+                    ring.send_replace(());
+                }
+            }
+        })
+        .map(|_| stop)
+        .map_err(|_| "no thread can be started")
+}
+
+/// Blocks until something was touched; false: it is over.
+fn wait(inotify: &Inotify, stop: &EventFd) -> bool {
+    loop {
+        let mut fds = [PollFd::new(inotify.as_fd(), PollFlags::POLLIN), PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) => return fds.last().is_none_or(|stop| !stop.any().unwrap_or(true)),
+            Err(Errno::EINTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Number that moves when another connection has committed.
+pub(super) async fn data_version(conn: &mut SqliteConnection) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar("PRAGMA data_version").fetch_one(conn).await
+}
+
+/// Waits until another process has committed something since the last look. One waiter at a time is told.
+pub(super) async fn changed(store: &SqliteStore) {
+    let mut bell = store.wake.bell.clone();
+    loop {
+        bell.mark_unchanged();
+        let now = data_version(&mut *store.writer.lock().await).await;
+        match now {
+            Ok(version) if store.wake.seen.swap(version, Ordering::Relaxed) != version => return,
+            Ok(_) | Err(_) => {}
+        }
+        if bell.changed().await.is_err() {
+            // Nobody rings any more: the caller's poll is what is left.
+            std::future::pending::<()>().await;
+        }
+    }
+}
