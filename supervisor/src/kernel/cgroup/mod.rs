@@ -1,4 +1,29 @@
 //! Groups that limit, count and kill: cgroup v2 and v1 behind one pair of traits, found by probing a real leaf.
+//!
+//! The warden calls [`detect`] once at its start and owns the [`Tree`] it answers; each attempt or child gets a fresh [`Leaf`].
+//! `detect` chooses, `v2` and `v1` build the groups above the leaves, `v2_leaf` and `v1_leaf` are the leaves, `own` finds our own
+//! group and limit, `nonce` names wardens and proves them dead, `files`, `parse` and `xattr` touch the kernel's files.
+//!
+//! - A limit counts as set when it was written *and read back*.
+//! - A counter that is missing is `None`, never 0.
+//! - A group is always made fresh: one that exists is an error, one that was killed is never used again.
+//! - Nothing waits but [`detect`], and only for its own probe.
+//! - Nobody but the supervisor and its warden is moved, and only groups of a warden that is proven dead are swept.
+//!
+//! Starting processes, waiting for them and deciding what their end means are others' work.
+
+mod detect;
+mod files;
+mod nonce;
+mod own;
+mod parse;
+#[cfg(test)]
+mod tests;
+mod v1;
+mod v1_leaf;
+mod v2;
+mod v2_leaf;
+mod xattr;
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
@@ -7,6 +32,14 @@ use crate::domain::evidence::Ancestor;
 use crate::domain::evidence::Counters;
 use crate::domain::evidence::Enforcement;
 use crate::kernel::KernelError;
+
+pub use detect::Detected;
+pub use detect::Probe;
+pub use detect::Setup;
+pub use detect::detect;
+pub use nonce::nonce;
+pub use own::Roots;
+pub use own::memory_limit_of_own_group;
 
 /// What a leaf is limited to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
