@@ -188,3 +188,195 @@ pub fn decide(verdict: &Verdict, budget: &Budget, policy: &Policy, random: f64, 
         Class::Cancel => kept(Next::Cancelled),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::verdict::{Certainty, Sureness};
+    use super::*;
+
+    const POLICY: Policy = Policy {
+        backoff: Backoff { first: Duration::from_secs(5), factor: 2.0, max: Duration::from_secs(3600), jitter: 0.0 },
+        on_oom: OnOom::Retry,
+    };
+
+    fn ended(ending: Ending, flags: &[Flag]) -> Verdict {
+        let certainty = Certainty { kill: Sureness::Proved, reason: Sureness::Proved };
+        Verdict { ending, certainty, contributing: vec![], flags: flags.to_vec() }
+    }
+
+    const fn budget(charged: u32, max_attempts: u32, interruptions: u32, max_interruptions: u32) -> Budget {
+        Budget { charged, max_attempts, interruptions, max_interruptions }
+    }
+
+    /// The decision in one line: where to, then what is given back or counted.
+    fn say(d: Decision) -> String {
+        let next = match d.next {
+            Next::Succeeded => "succeeded".to_owned(),
+            Next::Cancelled => "cancelled".to_owned(),
+            Next::Dead => "dead".to_owned(),
+            Next::PutBack(delay) => format!("back in {}s", delay.as_secs_f64()),
+        };
+        let marks = [(d.refund, "refund"), (d.interruption, "interruption"), (d.breaker, "breaker")];
+        [next]
+            .into_iter()
+            .chain(marks.into_iter().filter(|(on, _)| *on).map(|(_, m)| m.to_owned()))
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
+    /// Cause; then with budget left; with the last attempt charged; with interruptions used up too.
+    const TABLE: &[(Cause, &str, &str, &str)] = &[
+        (Cause::JobError, "back in 5s", "dead", "dead"),
+        (Cause::ExitNonzero, "back in 5s", "dead", "dead"),
+        (Cause::ExitWithoutResult, "back in 5s", "dead", "dead"),
+        (Cause::ProtocolError, "back in 5s", "dead", "dead"),
+        (Cause::OutputLimit, "dead", "dead", "dead"),
+        (Cause::OomJobLimit, "back in 5s", "dead", "dead"),
+        (Cause::OomDescendant, "back in 5s", "dead", "dead"),
+        (Cause::OomAtStart, "dead", "dead", "dead"),
+        (Cause::OomAncestorLimit, "back in 5s, refund, interruption", "back in 5s, refund, interruption", "dead"),
+        (Cause::OomHost, "back in 5s, refund, interruption", "back in 5s, refund, interruption", "dead"),
+        (Cause::OomOomd, "back in 5s, refund, interruption", "back in 5s, refund, interruption", "dead"),
+        (Cause::MemWatchdog, "back in 5s", "dead", "dead"),
+        (Cause::AllocFailed, "back in 5s", "dead", "dead"),
+        (Cause::Timeout, "back in 5s", "dead", "dead"),
+        (Cause::Cancelled, "cancelled", "cancelled", "cancelled"),
+        (Cause::Drained, "back in 0s, refund", "back in 0s, refund", "back in 0s, refund"),
+        (Cause::Fenced, "back in 5s, refund, interruption", "back in 5s, refund, interruption", "dead"),
+        (Cause::Crash, "back in 5s", "dead", "dead"),
+        (Cause::CpuLimit, "dead", "dead", "dead"),
+        (Cause::KilledExternal, "back in 5s", "dead", "dead"),
+        (Cause::KilledUnknown, "back in 5s", "dead", "dead"),
+        (
+            Cause::SpawnFailed,
+            "back in 5s, refund, breaker",
+            "back in 5s, refund, breaker",
+            "back in 5s, refund, breaker",
+        ),
+        (
+            Cause::LimitSetupFailed,
+            "back in 5s, refund, breaker",
+            "back in 5s, refund, breaker",
+            "back in 5s, refund, breaker",
+        ),
+        (Cause::Unkillable, "dead", "dead", "dead"),
+        (Cause::Panic, "back in 5s", "dead", "dead"),
+        (Cause::Blocked, "back in 5s", "dead", "dead"),
+        (Cause::SupervisorLost, "back in 5s", "dead", "dead"),
+        (Cause::WardenLost, "back in 5s, refund, interruption", "back in 5s, refund, interruption", "dead"),
+        (Cause::HostRebooted, "back in 5s, refund, interruption", "back in 5s, refund, interruption", "dead"),
+    ];
+
+    #[test]
+    fn i1_every_cause_spends_its_budget_as_specified() {
+        assert!(TABLE.iter().map(|row| row.0).eq(Cause::ALL.iter().copied()));
+        let budgets = [budget(1, 3, 0, 5), budget(3, 3, 0, 5), budget(3, 3, 5, 5)];
+        for (cause, left, last, used_up) in TABLE {
+            let verdict = ended(Ending::Failed(*cause), &[]);
+            let got = budgets.map(|b| say(decide(&verdict, &b, &POLICY, 0.5, None)));
+            assert_eq!(got, [*left, *last, *used_up], "{cause}");
+        }
+    }
+
+    #[test]
+    fn i1_an_interruption_beyond_its_budget_is_charged_but_need_not_be_the_end() {
+        let verdict = ended(Ending::Failed(Cause::OomHost), &[]);
+        assert_eq!(say(decide(&verdict, &budget(2, 3, 5, 5), &POLICY, 0.5, None)), "back in 10s");
+        assert_eq!(say(decide(&verdict, &budget(1, 1, 0, 0), &POLICY, 0.5, None)), "dead");
+    }
+
+    #[test]
+    fn success_snooze_permanence_and_on_oom_are_obeyed() {
+        let b = budget(1, 3, 0, 5);
+        let fail = Policy { on_oom: OnOom::Fail, ..POLICY };
+        let asked = Some(Duration::from_secs(90));
+        let rows = [
+            (ended(Ending::Succeeded, &[]), POLICY, None, "succeeded"),
+            (ended(Ending::Snoozed, &[]), POLICY, asked, "back in 90s, refund"),
+            (ended(Ending::Snoozed, &[]), POLICY, None, "back in 5s, refund"),
+            (ended(Ending::Snoozed, &[]), POLICY, Some(Duration::MAX), "back in 316224000s, refund"),
+            (ended(Ending::Failed(Cause::JobError), &[Flag::Permanent]), POLICY, None, "dead"),
+            (ended(Ending::Failed(Cause::OomJobLimit), &[]), fail, None, "dead"),
+            (ended(Ending::Failed(Cause::MemWatchdog), &[]), fail, None, "dead"),
+            (ended(Ending::Failed(Cause::OomHost), &[]), fail, None, "back in 5s, refund, interruption"),
+            (ended(Ending::Failed(Cause::Crash), &[]), fail, None, "back in 5s"),
+        ];
+        for (verdict, policy, snooze, expected) in rows {
+            assert_eq!(say(decide(&verdict, &b, &policy, 0.5, snooze)), expected, "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn delays_of_two_hundred_attempts_grow_to_the_cap_and_stay_there() {
+        for (first, factor) in [(1, 2.0), (86_400, 10.0)] {
+            let max = Duration::from_secs(100 * 86_400);
+            let backoff = Backoff { first: Duration::from_secs(first), factor, max, jitter: 0.0 };
+            let delays: Vec<_> = (1..=200).map(|n| backoff.delay(n, 0.5)).collect();
+            assert_eq!(delays[..2], [Duration::from_secs(first), Duration::from_secs(first).mul_f64(factor)]);
+            assert!(delays.is_sorted() && delays[199] == max, "{delays:?}");
+        }
+    }
+
+    #[test]
+    fn a_fleet_that_fails_in_one_second_is_spread() {
+        for nth in [1, 200] {
+            let backoff = Backoff { first: Duration::from_secs(60), ..Backoff::default() };
+            let mut seconds = std::collections::BTreeMap::<u64, u32>::new();
+            for job in 0..500 {
+                *seconds.entry(backoff.delay(nth, f64::from(job) / 500.0).as_secs()).or_default() += 1;
+            }
+            assert!(seconds.values().all(|n| *n <= 100), "{seconds:?}");
+        }
+    }
+
+    fn cause() -> impl Strategy<Value = Cause> {
+        prop::sample::select(Cause::ALL.to_vec())
+    }
+
+    proptest! {
+        #[test]
+        fn no_delay_panics_or_passes_its_cap(
+            first in any::<Duration>(), max in any::<Duration>(), factor in prop::num::f64::ANY, jitter in prop::num::f64::ANY,
+            nth in any::<u32>(), random in prop::num::f64::ANY,
+        ) {
+            let delay = Backoff { first, factor, max, jitter }.delay(nth, random);
+            prop_assert!(delay <= max);
+        }
+
+        #[test]
+        fn i1_a_job_is_never_put_back_with_a_charge_that_uses_its_budget_up(
+            cause in cause(), charged in 1..9_u32, max in 1..9_u32, done in 0..9_u32, free in 0..9_u32, random in 0.0..1.0,
+        ) {
+            let d = decide(&ended(Ending::Failed(cause), &[]), &budget(charged, max, done, free), &POLICY, random, None);
+            if matches!(d.next, Next::PutBack(_)) {
+                prop_assert!(d.refund || charged < max);
+            }
+            prop_assert!(!d.interruption || (d.refund && done < free));
+        }
+
+        #[test]
+        fn i1_no_life_has_more_starts_than_its_budgets(
+            causes in prop::collection::vec(cause(), 200), max_attempts in 1..6_u32, max_interruptions in 0..6_u32,
+        ) {
+            let mut b = budget(0, max_attempts, 0, max_interruptions);
+            let (mut starts, mut ended_at_all) = (0, false);
+            for cause in causes {
+                b.charged += 1;
+                prop_assert!(b.charged <= max_attempts, "a start beyond the budget");
+                let never_ran = matches!(cause, Cause::SpawnFailed | Cause::LimitSetupFailed);
+                starts += u32::from(cause != Cause::Drained && !never_ran);
+                let d = decide(&ended(Ending::Failed(cause), &[]), &b, &POLICY, 0.5, None);
+                b.charged -= u32::from(d.refund);
+                b.interruptions += u32::from(d.interruption);
+                if !matches!(d.next, Next::PutBack(_)) {
+                    ended_at_all = true;
+                    break;
+                }
+            }
+            prop_assert!(starts <= max_attempts + max_interruptions);
+            prop_assert!(ended_at_all, "two hundred attempts and no end");
+        }
+    }
+}
