@@ -13,7 +13,7 @@
 mod facts;
 mod rules;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use serde::{Deserialize, Serialize};
 

@@ -71,7 +71,7 @@ fn said_facts(e: &Evidence, ending: Ending, facts: &mut Vec<String>) {
     if ending.cause().is_some() {
         match &e.said.last_word {
             Some(LastWord::Done) => facts.push("a complete result had been delivered".to_owned()),
-            Some(LastWord::Failed { message, .. }) if ending != Ending::Failed(Cause::JobError) => {
+            Some(LastWord::Failed { message, .. }) if !said_so(ending) => {
                 facts.push(format!("the job had said that it failed: {message}"));
             }
             Some(LastWord::Failed { .. } | LastWord::Snooze { .. }) | None => {}
@@ -92,4 +92,9 @@ fn said_facts(e: &Evidence, ending: Ending, facts: &mut Vec<String>) {
         }
         Some(Loss::Supervisor { .. } | Loss::Warden { .. } | Loss::Host { .. }) | None => {}
     }
+}
+
+/// Endings that are what the job itself said; its message stands with the attempt.
+const fn said_so(ending: Ending) -> bool {
+    matches!(ending, Ending::Failed(Cause::JobError | Cause::AllocFailed))
 }

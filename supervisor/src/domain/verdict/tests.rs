@@ -12,11 +12,11 @@ use Cause::*;
 use ExitStatus::{Exited, Signaled};
 use Sureness::{Inferred, Proved, Unknown};
 
-mod properties;
+pub(crate) mod properties;
 
-const STOP: i64 = 1_700_000_000;
+pub(crate) const STOP: i64 = 1_700_000_000;
 
-fn second(s: i64) -> Timestamp {
+pub(crate) fn second(s: i64) -> Timestamp {
     Timestamp::from_second(s).unwrap()
 }
 
@@ -123,7 +123,7 @@ impl With for Evidence {
 }
 
 /// The same under cgroup v1, which has neither `oom` nor `oom_group_kill`.
-fn v1(exit: ExitStatus, oom_kill: u64, peak: u64) -> Evidence {
+pub(crate) fn v1(exit: ExitStatus, oom_kill: u64, peak: u64) -> Evidence {
     let strip = |c: &mut Counters| {
         c.oom = None;
         c.oom_group_kill = None;
@@ -152,10 +152,10 @@ pub(crate) fn no_cgroup(exit: ExitStatus) -> Evidence {
     })
 }
 
-fn only_kills(c: &mut Counters) {
+pub(crate) fn only_kills(c: &mut Counters) {
     c.oom_kill = Some(1);
 }
-fn failed_frame(alloc: bool, permanent: bool) -> Option<LastWord> {
+pub(crate) fn failed_frame(alloc: bool, permanent: bool) -> Option<LastWord> {
     Some(LastWord::Failed { message: "no such page".into(), permanent, alloc, answers_cancel: false })
 }
 pub(crate) fn supervisor_lost() -> Loss {
@@ -167,30 +167,30 @@ pub(crate) fn warden_lost() -> Loss {
 pub(crate) fn rebooted() -> Loss {
     Loss::Host { boot_id_then: "x".into(), boot_id_now: "y".into() }
 }
-fn start_failure(step: &str) -> Option<StartFailure> {
+pub(crate) fn start_failure(step: &str) -> Option<StartFailure> {
     Some(StartFailure { step: step.into(), errno: 2, message: "`nope`: no such file or directory".into() })
 }
-fn stuck() -> Vec<Leftover> {
+pub(crate) fn stuck() -> Vec<Leftover> {
     vec![Leftover { pid: 99, comm: "dd".into(), stuck_in: Some("D nfs_wait".into()) }]
 }
 fn tolerant(mut e: Evidence) -> Evidence {
     e.tolerate_oom = true;
     e
 }
-fn stopped_at(mut e: Evidence, s: i64) -> Evidence {
+pub(crate) fn stopped_at(mut e: Evidence, s: i64) -> Evidence {
     e.own_stop = Some(second(s));
     e
 }
-fn ancestor_oom(e: Evidence) -> Evidence {
+pub(crate) fn ancestor_oom(e: Evidence) -> Evidence {
     e.with(|p| p.ancestors[0].oom_after = Some(4))
 }
-fn oomd(e: Evidence) -> Evidence {
+pub(crate) fn oomd(e: Evidence) -> Evidence {
     e.both(|c| c.oomd_ooms = Some(1))
 }
-fn before_exec(e: Evidence) -> Evidence {
+pub(crate) fn before_exec(e: Evidence) -> Evidence {
     e.with(|p| p.stage = Stage::BeforeExec)
 }
-fn nobody_saw(e: Evidence) -> Evidence {
+pub(crate) fn nobody_saw(e: Evidence) -> Evidence {
     Evidence { process: None, ..e }
 }
 
