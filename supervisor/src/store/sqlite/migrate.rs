@@ -35,7 +35,7 @@ pub(super) async fn pending_at(path: &Path) -> Result<usize, StoreError> {
         return Ok(known());
     }
     let options = SqliteConnectOptions::new().filename(path).create_if_missing(false).busy_timeout(open::BUSY);
-    let mut conn = open::connect(&options).await?;
+    let mut conn = open::connect(options).await?;
     let missing = missing(&applied(&mut conn).await?);
     conn.close().await.map_err(|e| StoreError::sort("close it", e))?;
     Ok(missing)
@@ -54,10 +54,14 @@ pub(super) async fn bring_up(conn: &mut SqliteConnection, allowed: bool) -> Resu
     }
 }
 
-async fn run(conn: &mut SqliteConnection) -> Result<(), StoreError> {
+fn run(conn: &mut SqliteConnection) -> open::Work<'_, ()> {
+    Box::pin(run_in_transaction(conn))
+}
+
+async fn run_in_transaction(conn: &mut SqliteConnection) -> Result<(), StoreError> {
     const STEP: &str = "migrate its schema";
     let mut tx = conn.begin_with("BEGIN IMMEDIATE").await.map_err(|e| StoreError::sort(STEP, e))?;
-    STEPS.run(&mut *tx).await.map_err(|e| StoreError::sort(STEP, e.into()))?;
+    STEPS.run_direct(None, &mut *tx, false).await.map_err(|e| StoreError::sort(STEP, e.into()))?;
     tx.commit().await.map_err(|e| StoreError::sort(STEP, e))
 }
 

@@ -51,7 +51,7 @@ pub(super) async fn open(path: &Path, mode: OpenMode, migrate: bool) -> Result<S
         }
     }
     let options = writer_options(path, mode == OpenMode::Create);
-    let mut writer = connect(&options).await?;
+    let mut writer = connect(options.clone()).await?;
     migrate::bring_up(&mut writer, migrate).await?;
     let version = wake::data_version(&mut writer).await.map_err(|e| StoreError::sort("read its version", e))?;
     let readers = SqlitePoolOptions::new()
@@ -79,16 +79,22 @@ fn writer_options(path: &Path, create: bool) -> SqliteConnectOptions {
 }
 
 /// Connects; while another process is making the file, SQLite answers "locked" at once where a wait would do.
-pub(super) async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, StoreError> {
-    let until = clock::monotonic() + BUSY;
-    loop {
-        match options.connect().await.map_err(|e| StoreError::sort("open it", e)) {
-            Err(error) if error.is_unavailable() && clock::monotonic() < until && options.get_filename().exists() => {
-                tokio::time::sleep(REOPEN).await;
+///
+/// (A boxed future by value: the driver's borrowed ones are not `Send` for every lifetime, which callers need.)
+pub(super) fn connect(options: SqliteConnectOptions) -> Work<'static, SqliteConnection> {
+    Box::pin(async move {
+        let until = clock::monotonic() + BUSY;
+        loop {
+            match options.connect().await.map_err(|e| StoreError::sort("open it", e)) {
+                Err(error)
+                    if error.is_unavailable() && clock::monotonic() < until && options.get_filename().exists() =>
+                {
+                    tokio::time::sleep(REOPEN).await;
+                }
+                other => return other,
             }
-            other => return other,
         }
-    }
+    })
 }
 
 /// Says no to a place whose locks do not hold between hosts.
@@ -100,7 +106,7 @@ pub(super) fn refuse_network(path: &Path) -> Result<(), StoreError> {
     };
     let place = |why: String| StoreError::Place { path: path.to_owned(), why };
     let found = statfs(folder).map_err(|e| place(format!("its folder cannot be used: {}", e.desc())))?;
-    let magic = i64::from(found.filesystem_type().0) & 0xFFFF_FFFF;
+    let magic = found.filesystem_type().0 & 0xFFFF_FFFF;
     if let Some((_, name)) = NETWORK.iter().find(|(known, _)| *known == magic) {
         return Err(place(format!(
             "it is on {name}, a network filesystem, where SQLite's locks do not hold; use a local folder, or Postgres"
@@ -153,7 +159,7 @@ async fn begin(
         return Err(begun);
     }
     // The connection is broken, or a panic left a transaction on it: go on with a new one; closing the old one rolls back.
-    *conn = connect(options).await?;
+    *conn = connect(options.clone()).await?;
     sqlx::query("BEGIN IMMEDIATE").execute(conn).await.map(|_| ()).map_err(|e| StoreError::sort(step, e))
 }
 
