@@ -95,14 +95,13 @@ pub(super) fn remove_group(path: &Path) -> Result<(), KernelError> {
     }
 }
 
-/// Removes a group with all groups below it, deepest first. The error is that of the group itself.
+/// Removes a group with all groups below it, deepest first. What was in the way of the group is the error.
 pub(super) fn remove_group_tree(path: &Path) -> Result<(), KernelError> {
     let below = groups_below(path);
-    let failure = below.iter().rev().map(|group| remove_group(group)).find_map(Result::err);
-    match (remove_group(path), failure) {
-        (Ok(()), _) => Ok(()),
-        (Err(_), Some(deeper)) => Err(deeper),
-        (Err(own), None) => Err(own),
+    let emptied = all(below.iter().rev().map(|group| remove_group(group)));
+    match remove_group(path) {
+        Ok(()) => Ok(()),
+        Err(own) => emptied.and(Err(own)),
     }
 }
 
@@ -157,14 +156,22 @@ pub(super) fn members_below(group: &Path) -> Result<Vec<i32>, KernelError> {
 /// Sends SIGKILL to each, ourselves excepted. One that is gone already is fine; the first other refusal is the error.
 pub(super) fn kill_each(pids: &[i32]) -> Result<(), KernelError> {
     let own = Pid::this();
-    let mut outcome = Ok(());
-    for pid in pids.iter().map(|pid| Pid::from_raw(*pid)).filter(|pid| *pid != own && pid.as_raw() > 0) {
-        match kill(pid, Signal::SIGKILL) {
-            Ok(()) | Err(Errno::ESRCH) => {}
-            Err(errno) => outcome = outcome.and(Err(KernelError::Call { call: "kill", source: errno.into() })),
-        }
-    }
-    outcome
+    let others = pids.iter().map(|pid| Pid::from_raw(*pid)).filter(|pid| *pid != own && pid.as_raw() > 0);
+    all(others.map(|pid| match kill(pid, Signal::SIGKILL) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(errno) => Err(KernelError::Call { call: "kill", source: errno.into() }),
+    }))
+}
+
+/// Does all of it, whatever fails; the first failure is the error.
+pub(super) fn all(results: impl Iterator<Item = Result<(), KernelError>>) -> Result<(), KernelError> {
+    let failures: Vec<KernelError> = results.filter_map(Result::err).collect();
+    failures.into_iter().next().map_or(Ok(()), Err)
+}
+
+/// Whether the file or its group is not there (any more).
+pub(super) fn is_missing(error: &KernelError) -> bool {
+    matches!(error.errno(), Some(libc::ENOENT | libc::ENODEV))
 }
 
 /// Bytes of a memory page: limits are kept in whole pages.

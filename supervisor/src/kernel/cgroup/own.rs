@@ -40,8 +40,13 @@ pub(super) enum Unfit {
     NoController { name: &'static str, at: PathBuf },
     #[error("our own group {path} is not visible below {}", .mount.display())]
     Outside { path: String, mount: PathBuf },
-    #[error("{} is not delegated and holds {count} processes that are not ours (pid {first}{name}); use `Delegate=yes` or a container of its own", .group.display())]
-    Strangers { group: PathBuf, count: usize, first: i32, name: String },
+    #[error(
+        "{} {} {count} other process{}: {who}; give jobvisor a group of its own (`Delegate=yes`, and no shell around it)",
+        .group.display(),
+        if *.is_ours { "holds" } else { "is not marked as delegated and holds" },
+        if *.count == 1 { "" } else { "es" },
+    )]
+    Strangers { group: PathBuf, is_ours: bool, count: usize, who: String },
     #[error("no {what} can be read from a fresh group")]
     Blind { what: &'static str },
     #[error("a fresh group did not become empty within {0} ms")]

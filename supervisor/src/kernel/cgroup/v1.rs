@@ -86,7 +86,7 @@ impl Tree for V1Tree {
     }
 
     fn sweep(&self, limit: usize) -> Result<usize, KernelError> {
-        let mut left = limit;
+        let (mut left, mut outcome) = (limit, Ok(()));
         for name in Self::names_below(&self.own) {
             let Some(warden) = name.strip_prefix(JOBS) else { continue };
             let jobs = self.own.child(&name);
@@ -95,19 +95,18 @@ impl Tree for V1Tree {
             }
             for leaf in Self::names_below(&jobs).into_iter().take(left) {
                 let leaf = jobs.child(&leaf);
-                leaf.kill()?;
+                outcome = outcome.and(leaf.kill().map(drop));
                 // Its processes may still be dying: then the next call removes it.
                 left -= usize::from(leaf.remove().is_ok());
             }
             if Self::names_below(&jobs).is_empty() {
-                jobs.remove()?;
+                outcome = outcome.and(jobs.remove());
             }
         }
-        Ok(limit - left)
+        outcome.map(|()| limit - left)
     }
 
     fn remove(&self) -> Result<(), KernelError> {
-        let removed = self.jobs.distinct().into_iter().map(files::remove_group);
-        removed.fold(Ok(()), |first, next| first.and(next))
+        files::all(self.jobs.distinct().into_iter().map(files::remove_group))
     }
 }

@@ -69,8 +69,7 @@ impl Folders {
 
     /// Removes all of them with what is below; the first failure is the error, but each is tried.
     pub(super) fn remove(&self) -> Result<(), KernelError> {
-        let removed = self.distinct().into_iter().map(files::remove_group_tree);
-        removed.fold(Ok(()), |first, next| first.and(next))
+        files::all(self.distinct().into_iter().map(files::remove_group_tree))
     }
 
     /// Everybody in any of the trees, sub-groups included, each once.
@@ -90,27 +89,32 @@ impl Folders {
         let frozen = self.freeze();
         // Even where freezing failed: who is killed while running dies too, only a fork may be missed until the next call.
         let killed = self.procs().and_then(|pids| files::kill_each(&pids));
-        let thawed = match files::write(&self.state(), "THAWED") {
-            Err(error) if error.errno() == Some(libc::ENOENT) => Ok(()),
-            other => other,
-        };
-        thawed.and(killed).and(frozen)?;
+        let thawed = self.set_state("THAWED");
+        frozen.and(killed).and(thawed)?;
         Ok(if self.procs()?.is_empty() { KillState::Empty } else { KillState::Dying })
-    }
-
-    fn state(&self) -> PathBuf {
-        self.freezer.join("freezer.state")
     }
 
     /// Asks for the freeze until it reads `FROZEN`, a bounded number of times: each write freezes those that were missed.
     fn freeze(&self) -> Result<(), KernelError> {
         for _ in 0..FREEZE_TRIES {
-            files::write(&self.state(), "FROZEN")?;
-            if files::read(&self.state())?.trim() == "FROZEN" {
+            self.set_state("FROZEN")?;
+            if files::read_optional(&self.state()).is_none_or(|state| state.trim() == "FROZEN") {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// A leaf whose freezer folder is gone already has nobody to freeze there.
+    fn set_state(&self, state: &str) -> Result<(), KernelError> {
+        match files::write(&self.state(), state) {
+            Err(error) if !files::is_missing(&error) => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    fn state(&self) -> PathBuf {
+        self.freezer.join("freezer.state")
     }
 }
 

@@ -7,8 +7,8 @@
 //!     <leaf>/              one attempt or one child
 //! ```
 //! A group that holds processes cannot hand controllers to its children (`EBUSY`), so the supervisor and the warden move one
-//! level down. Nobody else is ever moved: as root, a group with strangers in it is refused unless it is marked as delegated,
-//! and even then the kernel's own `EBUSY` decides. Whatever a failed attempt made is undone, in reverse order.
+//! level down. Nobody else is ever moved: a group with strangers in it is refused. Whatever a failed attempt made is undone,
+//! in reverse order.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -131,16 +131,19 @@ fn base(home: &Home) -> PathBuf {
     }
 }
 
-/// As root every group is writable, so writable does not mean ours: one with other processes must be marked as delegated.
+/// Refuses a group that holds processes which are not ours, before anything is changed. As root every group is writable, so
+/// writable does not mean ours: it must be marked as delegated. And nobody, root or not, can hand out controllers in a crowd.
 fn refuse_strangers(roots: &Roots, base: &Path, own: &[i32]) -> Result<(), Unfit> {
-    if !geteuid().is_root() || xattr::is_delegated(base) {
-        return Ok(());
-    }
     let strangers: Vec<i32> = files::members(base)?.into_iter().filter(|pid| !own.contains(pid)).collect();
     let Some(first) = strangers.first().copied() else { return Ok(()) };
+    let is_ours = !geteuid().is_root() || xattr::is_delegated(base);
+    if is_ours && has_word(&subtree_control(base), "memory")? {
+        return Ok(());
+    }
     let name = files::read_optional(&roots.proc.join(first.to_string()).join("comm"));
-    let name = name.map(|name| format!(" `{}`", name.trim())).unwrap_or_default();
-    Err(Unfit::Strangers { group: base.to_owned(), count: strangers.len(), first, name })
+    let who = format!("pid {first}{}", name.map(|name| format!(" `{}`", name.trim())).unwrap_or_default());
+    let group = base.to_owned();
+    Err(Unfit::Strangers { group, is_ours, count: strangers.len(), who })
 }
 
 fn hand_down(changes: &mut Changes, group: &Path, has_pids: bool) -> Result<(), KernelError> {
@@ -186,22 +189,22 @@ impl Tree for V2Tree {
     }
 
     fn sweep(&self, limit: usize) -> Result<usize, KernelError> {
-        let mut left = limit;
+        let (mut left, mut outcome) = (limit, Ok(()));
         for jobs in files::children_of(&self.base)? {
             let Some(warden) = jobs.file_name().and_then(|name| name.to_str()?.strip_prefix(JOBS)) else { continue };
             if jobs == self.jobs || !nonce::is_dead(&self.roots, warden) {
                 continue;
             }
             for leaf in files::children(&jobs).into_iter().take(left) {
-                v2_leaf::kill_group(&leaf)?;
+                outcome = outcome.and(v2_leaf::kill_group(&leaf).map(drop));
                 // Its processes may still be dying: then the next call removes it.
                 left -= usize::from(files::remove_group_tree(&leaf).is_ok());
             }
             if files::children(&jobs).is_empty() {
-                files::remove_group(&jobs)?;
+                outcome = outcome.and(files::remove_group(&jobs));
             }
         }
-        Ok(limit - left)
+        outcome.map(|()| limit - left)
     }
 
     fn remove(&self) -> Result<(), KernelError> {

@@ -94,7 +94,7 @@ pub(super) fn kill_group(group: &Path) -> Result<KillState, KernelError> {
     }
     match files::write(&group.join("cgroup.kill"), "1") {
         Ok(()) => {}
-        Err(error) if is_missing(&error) => files::kill_each(&files::members_below(group)?)?,
+        Err(error) if files::is_missing(&error) => files::kill_each(&files::members_below(group)?)?,
         Err(error) => return Err(error),
     }
     Ok(if is_populated(group)? { KillState::Dying } else { KillState::Empty })
@@ -109,13 +109,9 @@ fn is_populated(group: &Path) -> Result<bool, KernelError> {
             found: text,
             expected: "a line `populated N`".to_owned(),
         }),
-        Err(error) if is_missing(&error) && !group.exists() => Ok(false),
+        Err(error) if files::is_missing(&error) && !group.exists() => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-fn is_missing(error: &KernelError) -> bool {
-    matches!(error.errno(), Some(libc::ENOENT | libc::ENODEV))
 }
 
 /// How often a group's *own* limit set off the OOM killer.

@@ -116,8 +116,8 @@ fn as_root_a_group_with_strangers_is_refused_before_anything_is_touched() {
     }
     let (folder, roots) = v2_with_a_stranger();
     let detected = detect_without_probe(&roots);
-    let expected = "cgroup v2: /cgroup/box is not delegated and holds 1 processes that are not ours (pid 77 `sshd`); \
-                    use `Delegate=yes` or a container of its own";
+    let expected = "cgroup v2: /cgroup/box is not marked as delegated and holds 1 other process: pid 77 `sshd`; \
+                    give jobvisor a group of its own (`Delegate=yes`, and no shell around it)";
     assert_eq!(notes(&detected, folder.path())[0], expected);
     assert_eq!(names(&roots.cgroup.join("box")), [""; 0]);
 }
