@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod domain;
+pub mod inspect;
 pub mod kernel;
 pub mod store;
 pub mod warden;
