@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,6 +21,9 @@ use sqlx::sqlite::SqliteConnection;
 use tokio::sync::watch;
 
 use super::{SqliteStore, beside};
+
+/// Milliseconds between the looks that follow a ring; a commit takes one fsync, which on a busy disk is long.
+const LOOKS_MS: [u64; 7] = [2, 3, 5, 15, 50, 150, 400];
 
 /// The bell and the thread behind it.
 #[derive(Debug)]
@@ -97,14 +101,32 @@ pub(super) async fn changed(store: &SqliteStore) {
     let mut bell = store.wake.bell.clone();
     loop {
         bell.mark_unchanged();
-        let now = data_version(&mut *store.writer.lock().await).await;
-        match now {
-            Ok(version) if store.wake.seen.swap(version, Ordering::Relaxed) != version => return,
-            Ok(_) | Err(_) => {}
+        if look_for_a_while(store, &mut bell).await {
+            return;
         }
         if bell.changed().await.is_err() {
             // Nobody rings any more: the caller's poll is what is left.
             std::future::pending::<()>().await;
         }
     }
+}
+
+/// The bell rings when a writer begins to append to the WAL; the commit counts when it has reached the disk and the
+/// shared index, which rings nothing. So a ring is followed by a few looks, further and further apart.
+async fn look_for_a_while(store: &SqliteStore, bell: &mut watch::Receiver<()>) -> bool {
+    for pause in LOOKS_MS.map(Duration::from_millis) {
+        if moved(store).await {
+            return true;
+        }
+        tokio::time::sleep(pause).await;
+        if bell.has_changed().unwrap_or(false) {
+            return moved(store).await;
+        }
+    }
+    moved(store).await
+}
+
+async fn moved(store: &SqliteStore) -> bool {
+    let version = data_version(&mut *store.writer.lock().await).await;
+    version.is_ok_and(|version| store.wake.seen.swap(version, Ordering::Relaxed) != version)
 }
