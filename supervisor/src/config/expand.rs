@@ -37,7 +37,7 @@ impl ExpandError {
 
 /// Where the text goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Into {
+pub(super) enum Target {
     /// A plain string.
     Text,
     /// A template of `command`: braces that come from a variable are doubled, so they stay braces.
@@ -45,7 +45,7 @@ pub(super) enum Into {
 }
 
 /// Expands every variable of `text`.
-pub(super) fn expand(text: &str, env: &dyn Fn(&str) -> Option<String>, into: Into) -> Result<String, ExpandError> {
+pub(super) fn expand(text: &str, env: &dyn Fn(&str) -> Option<String>, target: Target) -> Result<String, ExpandError> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -57,9 +57,9 @@ pub(super) fn expand(text: &str, env: &dyn Fn(&str) -> Option<String>, into: Int
         } else if let Some(after) = from.strip_prefix("${") {
             let (inside, after) = after.split_once('}').ok_or(ExpandError::Unclosed)?;
             let value = look_up(inside, env)?;
-            match into {
-                Into::Text => out.push_str(&value),
-                Into::Template => out.push_str(&value.replace('{', "{{").replace('}', "}}")),
+            match target {
+                Target::Text => out.push_str(&value),
+                Target::Template => out.push_str(&value.replace('{', "{{").replace('}', "}}")),
             }
             rest = after;
         } else {
@@ -112,21 +112,21 @@ mod tests {
             ("${HOME:-d}", "/home/u"),
             ("$$HOME $${HOME} $1 $", "$HOME ${HOME} $1 $"),
         ] {
-            assert_eq!(expand(text, &env, Into::Text), Ok(expected.to_owned()), "{text}");
+            assert_eq!(expand(text, &env, Target::Text), Ok(expected.to_owned()), "{text}");
         }
     }
 
     #[test]
     fn what_cannot_expand_is_named() {
-        assert_eq!(expand("a${NONE}", &env, Into::Text), Err(ExpandError::Unset { name: "NONE".to_owned() }));
-        assert_eq!(expand("a${NONE", &env, Into::Text), Err(ExpandError::Unclosed));
-        assert_eq!(expand("${1}", &env, Into::Text), Err(ExpandError::NotAName { text: "1".to_owned() }));
-        assert_eq!(expand("${}", &env, Into::Text), Err(ExpandError::NotAName { text: String::new() }));
+        assert_eq!(expand("a${NONE}", &env, Target::Text), Err(ExpandError::Unset { name: "NONE".to_owned() }));
+        assert_eq!(expand("a${NONE", &env, Target::Text), Err(ExpandError::Unclosed));
+        assert_eq!(expand("${1}", &env, Target::Text), Err(ExpandError::NotAName { text: "1".to_owned() }));
+        assert_eq!(expand("${}", &env, Target::Text), Err(ExpandError::NotAName { text: String::new() }));
     }
 
     #[test]
     fn braces_of_a_variable_are_no_template() {
-        assert_eq!(expand("${BRACES}", &env, Into::Template), Ok("a{{payload.x}}b".to_owned()));
-        assert_eq!(expand("${BRACES}", &env, Into::Text), Ok("a{payload.x}b".to_owned()));
+        assert_eq!(expand("${BRACES}", &env, Target::Template), Ok("a{{payload.x}}b".to_owned()));
+        assert_eq!(expand("${BRACES}", &env, Target::Text), Ok("a{payload.x}b".to_owned()));
     }
 }

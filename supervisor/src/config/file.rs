@@ -86,6 +86,11 @@ impl<'a> Section<'a> {
         Self { name, at, table }
     }
 
+    /// Is it in the file, and a table?
+    pub(super) fn exists(&self) -> bool {
+        self.table.is_some()
+    }
+
     /// Its keys with their places, in the order of their names.
     pub(super) fn keys(&self) -> impl Iterator<Item = (&'a str, usize)> + use<'a> {
         self.table.into_iter().flat_map(|table| table.keys().map(|key| (key.get_ref().as_ref(), key.span().start)))
@@ -128,7 +133,7 @@ impl<'a> Field<'a> {
     }
 
     /// Notes that the value is of the right type but cannot be.
-    pub(super) fn wrong(&self, why: &str, hint: impl std::convert::Into<String>, problems: &mut Problems) {
+    pub(super) fn wrong(&self, why: &str, hint: impl Into<String>, problems: &mut Problems) {
         problems.add(self.at, format!("{} {why}", self.label), hint);
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::error::Problems;
-use super::expand::Into;
+use super::expand::Target;
 use super::file::{Field, Section};
 use super::model::{CommandTemplate, Enforce, KindConfig, MemoryBudget, Output, SupervisorConfig};
 use super::resolve::{Scope, duration_within};
@@ -60,7 +60,8 @@ pub(super) fn read_all(
             problems.add(at, format!("`{name}` cannot be the name of a kind"), NAME_HINT);
         }
         let section = all.section(name, problems);
-        kinds.insert(name.to_owned(), read(name, &section, scope, problems));
+        let kind = if section.exists() { read(name, &section, scope, problems) } else { None };
+        kinds.insert(name.to_owned(), kind);
     }
     kinds
 }
@@ -167,7 +168,7 @@ fn read_command(section: &Section<'_>, scope: &Scope<'_>, problems: &mut Problem
         return None;
     }
     let items = field.items(problems)?;
-    let argv: Vec<_> = items.iter().map(|item| scope.expanded(item, Into::Template, problems)).collect();
+    let argv: Vec<_> = items.iter().map(|item| scope.expanded(item, Target::Template, problems)).collect();
     let argv: Vec<String> = argv.into_iter().collect::<Option<_>>()?;
     if argv.first().is_none_or(String::is_empty) {
         field.wrong("names no program", example, problems);
@@ -252,7 +253,7 @@ fn read_env(section: &Section<'_>, scope: &Scope<'_>, problems: &mut Problems) -
         } else if matches!(key, "JOBVISOR_JOB_ID" | "JOBVISOR_ATTEMPT") {
             problems.add(at, format!("`{key}` is set for each attempt"), "leave it out");
         }
-        if let Some(value) = env.get(key).and_then(|field| scope.expanded(&field, Into::Text, problems)) {
+        if let Some(value) = env.get(key).and_then(|field| scope.expanded(&field, Target::Text, problems)) {
             out.insert(key.to_owned(), value);
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use toml::de::DeTable;
 
 use super::error::{ConfigErrors, Problems};
-use super::expand::{Into, expand};
+use super::expand::{Target, expand};
 use super::file::{Field, Section};
 use super::kind;
 use super::model::{Config, Database, MemoryBudget, SupervisorConfig};
@@ -26,9 +26,9 @@ pub(super) struct Scope<'s> {
 
 impl Scope<'_> {
     /// The field's text with its variables.
-    pub(super) fn expanded(&self, field: &Field<'_>, into: Into, problems: &mut Problems) -> Option<String> {
+    pub(super) fn expanded(&self, field: &Field<'_>, target: Target, problems: &mut Problems) -> Option<String> {
         let text = field.text(problems)?;
-        match expand(text, self.env, into) {
+        match expand(text, self.env, target) {
             Ok(text) if text.contains('\0') => {
                 field.wrong("holds a NUL character", "correct the environment variable", problems);
                 None
@@ -43,7 +43,7 @@ impl Scope<'_> {
 
     /// The field's text as a path, relative to the file's folder.
     pub(super) fn path(&self, field: &Field<'_>, problems: &mut Problems) -> Option<PathBuf> {
-        let text = self.expanded(field, Into::Text, problems)?;
+        let text = self.expanded(field, Target::Text, problems)?;
         if text.is_empty() {
             field.wrong("is empty", "write a path, relative to the folder of this file or absolute", problems);
             return None;
@@ -100,7 +100,7 @@ fn read_database(section: &Section<'_>, scope: &Scope<'_>, problems: &mut Proble
     let default = Database::Sqlite(scope.folder.join("jobvisor.db"));
     let migrate = section.get("migrate").and_then(|field| field.boolean(problems)).unwrap_or(true);
     let Some(field) = section.get("url") else { return (default, migrate) };
-    let Some(url) = scope.expanded(&field, Into::Text, problems) else { return (default, migrate) };
+    let Some(url) = scope.expanded(&field, Target::Text, problems) else { return (default, migrate) };
     match parse_database(&url, &scope.folder) {
         Ok(database) => (database, migrate),
         Err((what, hint)) => {
@@ -191,7 +191,7 @@ fn read_supervisor(section: &Section<'_>, scope: &Scope<'_>, problems: &mut Prob
 }
 
 fn read_name(field: &Field<'_>, scope: &Scope<'_>, problems: &mut Problems) -> Option<String> {
-    let name = scope.expanded(field, Into::Text, problems)?;
+    let name = scope.expanded(field, Target::Text, problems)?;
     if name.trim().is_empty() || name.len() > 200 || name.chars().any(char::is_control) {
         field.wrong("must be 1 to 200 printable characters", "leave it out to use the host's name", problems);
         return None;

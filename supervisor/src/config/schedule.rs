@@ -24,6 +24,9 @@ pub(super) fn read_all(
             problems.add(at, format!("`{name}` cannot be the name of a schedule"), super::kind::NAME_HINT);
         }
         let section = all.section(name, problems);
+        if !section.exists() {
+            continue;
+        }
         section.check_keys(&["kind", "cron", "timezone", "payload", "misfire"], problems);
         check_times(&section, problems);
         let kind = read_kind(&section, kinds, problems);

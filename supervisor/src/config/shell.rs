@@ -21,6 +21,12 @@ struct Runner {
 
 const SHELLS: &[&str] = &["sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"];
 
+/// Programs that hand the value of `-c` to a shell.
+const WITH_COMMAND: &[&str] = &["su", "runuser", "script", "flock"];
+
+/// Programs that join their arguments and hand them to a shell, here or on another host.
+const JOINING: &[&str] = &["ssh", "watch", "parallel"];
+
 const RUNNERS: &[Runner] = &[
     Runner { names: &["python", "pypy"], code: "c", long_code: &[], valued: "WX", inline: false },
     Runner { names: &["perl"], code: "eE", long_code: &[], valued: "I", inline: false },
@@ -73,8 +79,33 @@ pub(super) fn check(argv: &[String]) -> Vec<(usize, TemplateError)> {
         wrong.extend(check_shell(base, argv, rest));
     } else if let Some(runner) = RUNNERS.iter().find(|runner| runner.is(base)) {
         wrong.extend(check_runner(runner, base, argv, rest));
+    } else {
+        wrong.extend(check_other(base, argv, rest));
     }
     wrong
+}
+
+/// A program that is none of these itself may still pass arguments on to a shell: `find … -exec sh -c …`.
+fn check_other(base: &str, argv: &[String], from: usize) -> Vec<(usize, TemplateError)> {
+    let code = |program: &str| TemplateError::Code { program: program.to_owned() };
+    let mut wrong = Vec::new();
+    for (n, word) in argv.iter().enumerate().skip(from) {
+        let before = argv.get(n - 1).map_or("", String::as_str);
+        let joined = JOINING.contains(&base) || (WITH_COMMAND.contains(&base) && matches!(before, "-c" | "--command"));
+        if joined && has_value(word) {
+            wrong.push((n, code(base)));
+        }
+        let inline = argv.get(n + 1).is_some_and(|next| is_cluster(next) && next.contains('c') && !has_value(next));
+        if SHELLS.contains(&base_name(word)) && inline {
+            wrong.extend(check_shell(base_name(word), argv, n + 1));
+        }
+    }
+    wrong
+}
+
+/// Is it one or more short options in one word?
+fn is_cluster(word: &str) -> bool {
+    word.len() > 1 && word.starts_with('-') && !word.starts_with("--")
 }
 
 impl Runner {
@@ -257,6 +288,9 @@ mod tests {
             ("node --eval={payload.x}", 1),
             ("awk {payload.x}", 1),
             ("awk -F : {payload.x} file", 3),
+            ("find . -name a -exec sh -c {payload.x} sh", 7),
+            ("flock lock -c {payload.x}", 3),
+            ("ssh host convert {payload.x}", 3),
         ] {
             let wrong = checked(line);
             let code = matches!(wrong.as_slice(), [(n, TemplateError::Code { .. })] if *n == at);
@@ -293,6 +327,8 @@ mod tests {
             "perl script.pl -e {payload.x}",
             "timeout {payload.limit} prog {payload.x}",
             "prog -c {payload.x}",
+            "find . -exec sh -c prog~\"$1\" sh {payload.x}",
+            "flock {payload.x} prog",
             "env A={payload.x} prog",
             "awk {{print}} {payload.x}",
             "python3 --version",

@@ -227,6 +227,13 @@ fn no_attempt_may_need_more_than_the_whole_budget() {
 }
 
 #[test]
+fn a_section_that_is_no_table_is_told_once() {
+    let text = errors("database = 1\n[kind]\nk = 5\n[schedule]\ns = true\n");
+    assert_eq!(text.matches("must be a table").count(), 3, "{text}");
+    assert_eq!(text.lines().count(), 6, "{text}");
+}
+
+#[test]
 fn places_count_characters_and_lines() {
     let errors = read("# ä\r\n[database]\r\n  \"ü\" = 1\r\n").unwrap_err();
     assert_eq!((errors.errors[0].line, errors.errors[0].column), (3, 3));
