@@ -271,3 +271,56 @@ fn the_files_we_hand_out_are_good() {
     assert_eq!(config.kinds["hello"].command.render(&payload).unwrap(), ["printf", "hello, %s\\n", "world"]);
     assert_eq!(config.warnings, Vec::<String>::new());
 }
+
+const EVERY_OPTION: &str = include_str!("tests/every_option.toml");
+
+#[test]
+fn a_wrong_value_is_told_on_its_own_line_whatever_the_line() {
+    let values = [
+        "0",
+        "-1",
+        "9223372036854775807",
+        "0xffffffffffffffff",
+        "nan",
+        "\"\"",
+        "\"\\u0000\"",
+        "[]",
+        "[[]]",
+        "{}",
+        "true",
+        "1979-05-27",
+        "\"${\"",
+        "\"{\"",
+        "\"1e400\"",
+        "\"99999999999999999999y\"",
+        "[\"\"]",
+        "[\"}\"]",
+        "{ x = 1 }",
+    ];
+    let mut told = 0;
+    let lines: Vec<&str> = EVERY_OPTION.lines().collect();
+    for line in 0..lines.len() {
+        let Some((key, _)) = lines[line].split_once(" = ") else { continue };
+        for value in values {
+            let wrong = format!("{key} = {value}");
+            let mut changed = lines.clone();
+            changed[line] = &wrong;
+            let Err(errors) = read(&changed.join("\n")) else { continue };
+            told += 1;
+            assert!(errors.errors.iter().all(|error| error.line == line + 1), "{wrong}: {errors}");
+        }
+    }
+    assert!(told > 400, "{told}");
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(text in "\\PC{0,200}", cut in 0..EVERY_OPTION.len()) {
+        let cut = EVERY_OPTION.floor_char_boundary(cut);
+        let mixed = format!("{}{text}{}", &EVERY_OPTION[..cut], &EVERY_OPTION[cut..]);
+        if let Err(errors) = read(&mixed) {
+            assert!(!errors.errors.is_empty());
+            assert!(errors.errors.iter().all(|error| error.line >= 1 && error.column >= 1));
+        }
+    }
+}
