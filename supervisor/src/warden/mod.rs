@@ -1,6 +1,48 @@
-//! x
+//! The warden: a small single-threaded process that is the parent of every child, and the supervisor's handle on it.
+//!
+//! The supervisor starts one ([`client::launch`]) before it has any thread, and speaks with it over a socket pair
+//! ([`message`]). The warden starts, limits, watches, kills and reaps, and collects what is known of each death; it
+//! has no database, no policy and no secret. `jobvisor warden` ([`run`]) is its whole program.
+//!
+//! ```text
+//!  Start ──► start ──► attempt (starting → running) ──► death (emptying → removing) ──► Ended
+//!                          ▲  stop: intent, SIGTERM, grace, SIGKILL of everything
+//!                          ▲  watchdog: samples, series, strike
+//!  tree: who belongs to whom where there is no cgroup        ends: what is written when the supervisor is gone
+//! ```
+//! What holds:
+//! - The warden never waits: every wait is an entry in one `poll`, every round does a bounded amount of work (16 frames,
+//!   64 orphans, 256 files removed, 10 ms of chase an attempt). Without attempts it sleeps without a timer.
+//! - `Ended` is never dropped, and is sent only when nothing of the attempt is alive (or it is proven unkillable: 10 s).
+//! - An intent is noted before its first signal, so that our own kill is never taken for somebody else's.
+//! - Only the end of its socket ends it: every tree is then killed at once, `ends/` is written, and it is gone within 30 s.
+//!   If it dies itself, its children die with it (parent-death signal), and the supervisor sweeps what they left.
 
+mod attempt;
+pub mod client;
+mod death;
+pub mod ends;
+mod main_loop;
 pub mod message;
+mod start;
+mod stop;
+mod tmpdir;
+mod tree;
+mod watchdog;
+
+pub use client::ChildStdio;
+pub use client::Launched;
+pub use client::ParentPipes;
+pub use client::Program;
+pub use client::WardenError;
+pub use client::WardenEvent;
+pub use client::WardenEvents;
+pub use client::WardenHandle;
+pub use client::child_pipes;
+pub use client::launch;
+pub use client::launch_program;
+pub use client::sweep_orphans;
+pub use main_loop::run;
 
 use std::path::PathBuf;
 

@@ -1,0 +1,569 @@
+//! The supervisor's side: starting a warden, speaking with it, hearing of its end.
+//!
+//! `main` calls [`launch`] before any thread exists; after the death of a warden the supervisor calls it again from
+//! where it is, which is safe, too: nothing but system calls happens between its fork and the `exec` of the warden.
+//! [`Launched::attach`] then needs a tokio runtime. Sending never blocks the caller: a task of its own writes a queue.
+//! The end of the socket is told once, as [`WardenEvent::Lost`], after the warden was reaped; a warden that is silent
+//! for 2 s after the supervisor has let go of all its handles is killed.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use nix::fcntl::FcntlArg;
+use nix::fcntl::OFlag;
+use nix::fcntl::fcntl;
+use nix::poll::PollFd;
+use nix::poll::PollFlags;
+use nix::poll::PollTimeout;
+use nix::poll::poll;
+use nix::sys::signal::Signal;
+use tokio::io::Interest;
+use tokio::net::UnixDatagram;
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+
+use super::Capabilities;
+use super::StartSpec;
+use super::WardenSetup;
+use super::message::Down;
+use super::message::Key;
+use super::message::StopReason;
+use super::message::Up;
+use crate::domain::clock;
+use crate::domain::evidence::ExitStatus;
+use crate::domain::evidence::ProcessEvidence;
+use crate::kernel::KernelError;
+use crate::kernel::proc::Proc;
+use crate::kernel::process;
+use crate::kernel::reap;
+use crate::kernel::socket;
+use crate::kernel::socket::Received;
+use crate::kernel::spawn;
+use crate::kernel::spawn::Doors;
+use crate::kernel::spawn::ErrnoPipe;
+use crate::kernel::spawn::Plan;
+
+/// How long a new warden may take to say hello: it probes the host's cgroups meanwhile.
+const HELLO: Duration = Duration::from_secs(10);
+
+/// Silence after which a warden that should end is killed.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// How often the end of a warden is looked for once its socket has ended.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long [`sweep_orphans`] tries.
+const SWEEP: Duration = Duration::from_secs(10);
+
+/// Variables that a warden inherits; nothing with a secret.
+const ENVIRONMENT: [&str; 4] = ["PATH", "TZ", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"];
+
+/// What can go wrong between a supervisor and its warden.
+#[derive(Debug, thiserror::Error)]
+pub enum WardenError {
+    /// The program of the warden could not be started.
+    #[error("cannot start the warden `{program}` (step `{step}`)")]
+    Exec {
+        /// Its path.
+        program: String,
+        /// The step that failed.
+        step: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel refused something on the way.
+    #[error("cannot {step} for the warden")]
+    Kernel {
+        /// What was tried.
+        step: &'static str,
+        /// The refusal.
+        #[source]
+        source: KernelError,
+    },
+    /// A descriptor or the socket failed.
+    #[error("cannot {step} for the warden")]
+    Io {
+        /// What was tried.
+        step: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A message could not be put into, or read from, its form.
+    #[error("cannot {step} for the warden")]
+    Form {
+        /// What was tried.
+        step: &'static str,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// It did not say hello in time, or said something else.
+    #[error("the warden (pid {pid}) {what}")]
+    NoHello {
+        /// Its pid.
+        pid: i32,
+        /// What it did instead.
+        what: &'static str,
+    },
+    /// It is gone; [`WardenEvent::Lost`] tells or has told how.
+    #[error("the warden is gone")]
+    Gone,
+}
+
+fn kernel(step: &'static str) -> impl Fn(KernelError) -> WardenError {
+    move |source| WardenError::Kernel { step, source }
+}
+
+fn failed(step: &'static str) -> impl Fn(io::Error) -> WardenError {
+    move |source| WardenError::Io { step, source }
+}
+
+/// Which program is the warden.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Program {
+    /// The running one (`/proc/self/exe`), also when its file was replaced meanwhile.
+    Own,
+    /// Another build of it.
+    At(PathBuf),
+}
+
+/// A warden that stands, before the runtime does.
+#[derive(Debug)]
+pub struct Launched {
+    /// Its pid.
+    pub pid: i32,
+    /// What it can enforce.
+    pub capabilities: Capabilities,
+    process: Process,
+    socket: OwnedFd,
+}
+
+/// The warden's process, reaped when it has ended.
+#[derive(Debug)]
+struct Process {
+    pid: i32,
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    /// Reaps it; `None`: it lives.
+    fn ended(&self) -> Option<Option<ExitStatus>> {
+        match reap::reap(self.pidfd.as_fd()) {
+            Ok(None) => None,
+            Ok(Some(reaped)) => Some(Some(reaped.exit)),
+            Err(_) => Some(None),
+        }
+    }
+
+    fn kill(&self) {
+        // Gone already is as good.
+        process::pidfd_signal(self.pidfd.as_fd(), Signal::SIGKILL as i32).unwrap_or_default();
+    }
+}
+
+/// Starts a warden from the running program. Makes this process a subreaper, so that what a dead warden leaves behind
+/// comes to it. The warden keeps `inherit` open for its life: a lock on one of them is held until the last child is gone.
+///
+/// # Errors
+/// The program cannot be started, or does not say hello within 10 s (it is then killed).
+pub fn launch(setup: &WardenSetup, inherit: &[BorrowedFd<'_>]) -> Result<Launched, WardenError> {
+    launch_program(&Program::Own, setup, inherit)
+}
+
+/// The same with another program.
+///
+/// # Errors
+/// As [`launch`].
+pub fn launch_program(
+    program: &Program,
+    setup: &WardenSetup,
+    inherit: &[BorrowedFd<'_>],
+) -> Result<Launched, WardenError> {
+    process::become_subreaper().map_err(kernel("become a subreaper"))?;
+    let path = match program {
+        Program::Own => PathBuf::from("/proc/self/exe"),
+        Program::At(path) => path.clone(),
+    };
+    let shown = path.display().to_string();
+    let plan = plan(&path).map_err(failed("name the program"))?;
+    let (socket, theirs) = socket::pair().map_err(kernel("make a socket"))?;
+    let setup = serde_json::to_vec(setup).map_err(|source| WardenError::Form { step: "write the setup", source })?;
+    let setup = socket::sealed(&setup).map_err(kernel("write the setup"))?;
+    let null = process::null().map_err(kernel("open /dev/null"))?;
+    let stderr = io::stderr();
+    let mut fds = vec![null.as_fd(), null.as_fd(), stderr.as_fd(), theirs.as_fd(), setup.as_fd()];
+    fds.extend(inherit);
+    let spawned = spawn::spawn(&plan, &fds, &Doors::default()).map_err(kernel("fork"))?;
+    drop(fds);
+    drop(theirs);
+    let process = Process { pid: spawned.pid, pidfd: spawned.pidfd };
+    let hello = hello(&process, &spawned.errno, &socket, &shown);
+    match hello {
+        Ok(capabilities) => Ok(Launched { pid: process.pid, capabilities, process, socket }),
+        Err(error) => {
+            process.kill();
+            wait_for(|| process.ended().is_some(), SILENCE);
+            Err(error)
+        }
+    }
+}
+
+fn plan(path: &std::path::Path) -> io::Result<Plan> {
+    let variable = |name: &&str| std::env::var_os(name).map(|value| [name.as_bytes(), b"=", value.as_bytes()].concat());
+    let env = ENVIRONMENT.iter().filter_map(variable).map(CString::new).collect::<Result<_, _>>()?;
+    Ok(Plan {
+        programs: vec![CString::new(path.as_os_str().as_bytes())?],
+        argv: vec![c"jobvisor".into(), c"warden".into()],
+        env,
+        ..Plan::default()
+    })
+}
+
+/// Waits for the first frame, or for the reason why there is none.
+fn hello(process: &Process, errno: &OwnedFd, socket: &OwnedFd, program: &str) -> Result<Capabilities, WardenError> {
+    let until = clock::monotonic() + HELLO;
+    let none = |what| WardenError::NoHello { pid: process.pid, what };
+    loop {
+        let left = until.saturating_duration_since(clock::monotonic());
+        if left.is_zero() {
+            return Err(none("did not say hello within 10 s"));
+        }
+        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => return Err(failed("poll")(error.into())),
+        }
+        match socket::receive(socket.as_fd()) {
+            Ok(Some(frame)) => return read_hello(&frame).ok_or_else(|| none("sent no hello that we can read")),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Ok(None) | Err(_) => {
+                return Err(match spawn::read_errno(errno.as_fd()) {
+                    ErrnoPipe::Failed(failure) => WardenError::Exec {
+                        program: program.to_owned(),
+                        step: failure.step,
+                        source: io::Error::from_raw_os_error(failure.errno),
+                    },
+                    ErrnoPipe::Open | ErrnoPipe::Closed => none("ended before it said hello"),
+                });
+            }
+        }
+    }
+}
+
+fn read_hello(frame: &Received) -> Option<Capabilities> {
+    match wincode::deserialize::<Up>(&frame.bytes).ok()? {
+        Up::Hello { capabilities } => serde_json::from_slice(&capabilities).ok(),
+        Up::Started { .. } | Up::Ended { .. } => None,
+    }
+}
+
+/// Looks every few milliseconds, until the condition holds or the time is over.
+fn wait_for(mut condition: impl FnMut() -> bool, limit: Duration) -> bool {
+    let until = clock::monotonic() + limit;
+    loop {
+        if condition() {
+            return true;
+        }
+        if clock::monotonic() >= until {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+impl Launched {
+    /// Hands the socket to the runtime that calls this.
+    ///
+    /// # Errors
+    /// The socket cannot be registered.
+    pub fn attach(self) -> Result<(WardenHandle, WardenEvents), WardenError> {
+        let socket = std::os::unix::net::UnixDatagram::from(self.socket);
+        socket.set_nonblocking(true).map_err(failed("set up the socket"))?;
+        let socket = Arc::new(UnixDatagram::from_std(socket).map_err(failed("register the socket"))?);
+        let (queue, frames) = mpsc::unbounded_channel();
+        let (let_go, released) = watch::channel(None);
+        tokio::spawn(write(Arc::clone(&socket), frames, let_go));
+        let events = WardenEvents { socket, process: Some(self.process), released, last_heard: clock::monotonic() };
+        Ok((WardenHandle { queue }, events))
+    }
+}
+
+/// A frame on its way down.
+#[derive(Debug)]
+struct Outgoing {
+    frame: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Writes the queue until all handles are gone or the socket is; then tells the reader.
+async fn write(
+    socket: Arc<UnixDatagram>,
+    mut frames: mpsc::UnboundedReceiver<Outgoing>,
+    let_go: watch::Sender<Option<Instant>>,
+) {
+    while let Some(outgoing) = frames.recv().await {
+        let descriptors: Vec<BorrowedFd<'_>> = outgoing.descriptors.iter().map(AsFd::as_fd).collect();
+        let sent = loop {
+            let send = || socket::send(socket.as_fd(), &outgoing.frame, &descriptors);
+            match socket.async_io(Interest::WRITABLE, send).await {
+                // Descriptors on their way beyond the limit of this process: the warden takes them in a moment.
+                Err(error) if error.raw_os_error() == Some(nix::Error::ETOOMANYREFS as i32) => {
+                    tokio::time::sleep(LOOK).await;
+                }
+                other => break other,
+            }
+        };
+        if let Err(error) = sent {
+            tracing::debug!(%error, "the warden no longer listens");
+            break;
+        }
+    }
+    // The warden reads what is queued before it sees the end.
+    socket.shutdown(std::net::Shutdown::Write).unwrap_or_default();
+    let_go.send_replace(Some(clock::monotonic()));
+}
+
+/// The child's ends of its pipes.
+#[derive(Debug)]
+pub struct ChildStdio {
+    /// Read end.
+    pub stdin: OwnedFd,
+    /// Write end.
+    pub stdout: OwnedFd,
+    /// Write end.
+    pub stderr: OwnedFd,
+}
+
+/// Our ends of a child's pipes.
+#[derive(Debug)]
+pub struct ParentPipes {
+    /// To the child.
+    pub stdin: pipe::Sender,
+    /// From the child.
+    pub stdout: pipe::Receiver,
+    /// From the child.
+    pub stderr: pipe::Receiver,
+}
+
+/// Makes the three pipes of a child, inside a tokio runtime. Only our ends do not block: the child finds ordinary pipes.
+///
+/// # Errors
+/// The table of descriptors is full.
+pub fn child_pipes() -> Result<(ParentPipes, ChildStdio), WardenError> {
+    let make = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|errno| failed("make a pipe")(errno.into()));
+    let quiet = |fd: OwnedFd| match fcntl(&fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)) {
+        Ok(_) => Ok(fd),
+        Err(errno) => Err(failed("set up a pipe")(errno.into())),
+    };
+    let register = failed("register a pipe");
+    let (stdin, our_stdin) = make()?;
+    let (our_stdout, stdout) = make()?;
+    let (our_stderr, stderr) = make()?;
+    let ours = ParentPipes {
+        stdin: pipe::Sender::from_owned_fd(quiet(our_stdin)?).map_err(&register)?,
+        stdout: pipe::Receiver::from_owned_fd(quiet(our_stdout)?).map_err(&register)?,
+        stderr: pipe::Receiver::from_owned_fd(quiet(our_stderr)?).map_err(&register)?,
+    };
+    Ok((ours, ChildStdio { stdin, stdout, stderr }))
+}
+
+/// Tells the warden what to do. When the last clone is dropped, the warden sees its supervisor gone.
+#[derive(Debug, Clone)]
+pub struct WardenHandle {
+    queue: mpsc::UnboundedSender<Outgoing>,
+}
+
+impl WardenHandle {
+    /// Starts a child; [`WardenEvents`] tells what becomes of it. `key` must never have been used with this warden.
+    ///
+    /// # Errors
+    /// The warden is gone, or the specification cannot be put into a memory file.
+    pub fn start(&self, key: Key, spec: &StartSpec, stdio: ChildStdio) -> Result<(), WardenError> {
+        let spec = serde_json::to_vec(spec).map_err(|source| WardenError::Form { step: "write a start", source })?;
+        let spec = socket::sealed(&spec).map_err(kernel("write a start"))?;
+        self.send(&Down::Start { key }, vec![stdio.stdin, stdio.stdout, stdio.stderr, spec])
+    }
+
+    /// Ends a child: SIGTERM now, SIGKILL of everything after `grace` (zero: at once).
+    ///
+    /// # Errors
+    /// The warden is gone.
+    pub fn stop(&self, key: Key, reason: StopReason, grace: Duration) -> Result<(), WardenError> {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        self.send(&Down::Stop { key, reason, grace_ms }, Vec::new())
+    }
+
+    fn send(&self, frame: &Down, descriptors: Vec<OwnedFd>) -> Result<(), WardenError> {
+        let frame = wincode::serialize(frame)
+            .map_err(|error| failed("write a frame")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+        self.queue.send(Outgoing { frame, descriptors }).map_err(|_| WardenError::Gone)
+    }
+}
+
+/// What the warden tells.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WardenEvent {
+    /// The program runs. A short one may end without this.
+    Started {
+        /// Which.
+        key: Key,
+        /// Its pid.
+        pid: i32,
+    },
+    /// Nothing of it is alive any more (or is proven unkillable). The last event about this key.
+    Ended {
+        /// Which.
+        key: Key,
+        /// What was seen.
+        evidence: Box<ProcessEvidence>,
+    },
+    /// The warden is gone, and its direct children with it. The last event.
+    Lost {
+        /// Its pid.
+        pid: i32,
+        /// How it ended, where that could be seen.
+        exit: Option<ExitStatus>,
+    },
+}
+
+/// The stream of what the warden tells.
+#[derive(Debug)]
+pub struct WardenEvents {
+    socket: Arc<UnixDatagram>,
+    /// `None`: its end was told.
+    process: Option<Process>,
+    /// Since when nobody can send any more.
+    released: watch::Receiver<Option<Instant>>,
+    last_heard: Instant,
+}
+
+impl WardenEvents {
+    /// The next event; `None` after [`WardenEvent::Lost`]. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<WardenEvent> {
+        self.process.as_ref()?;
+        loop {
+            let receive = || socket::receive(self.socket.as_fd());
+            let received = tokio::select! {
+                received = self.socket.async_io(Interest::READABLE, receive) => received,
+                () = silence(self.released.clone(), self.last_heard) => {
+                    if let Some(process) = &self.process {
+                        tracing::warn!(pid = process.pid, "the warden does not end; it is killed");
+                        process.kill();
+                    }
+                    Ok(None)
+                }
+            };
+            match received {
+                Ok(Some(frame)) => {
+                    self.last_heard = clock::monotonic();
+                    match read_event(frame) {
+                        Some(event) => return Some(event),
+                        None => tracing::warn!("a frame of the warden that cannot be read"),
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    tracing::warn!(%error, "a frame of the warden that cannot be read");
+                }
+                Ok(None) | Err(_) => return self.lost().await,
+            }
+        }
+    }
+
+    /// Waits for the end of the process, helps after 2 s, and tells once.
+    async fn lost(&mut self) -> Option<WardenEvent> {
+        let process = self.process.as_ref()?;
+        let until = clock::monotonic() + SILENCE;
+        let mut killed = false;
+        let exit = loop {
+            if let Some(exit) = process.ended() {
+                break exit;
+            }
+            if !killed && clock::monotonic() >= until {
+                process.kill();
+                killed = true;
+            }
+            tokio::time::sleep(LOOK).await;
+        };
+        let pid = process.pid;
+        self.process = None;
+        Some(WardenEvent::Lost { pid, exit })
+    }
+}
+
+/// Ends 2 s after the last frame, once nobody can send any more.
+async fn silence(mut released: watch::Receiver<Option<Instant>>, last_heard: Instant) {
+    // An error means that the writing task is gone, which is the same.
+    let released = released.wait_for(Option::is_some).await.map_or(None, |at| *at);
+    let since = released.map_or_else(clock::monotonic, |at| at.max(last_heard));
+    tokio::time::sleep_until(tokio::time::Instant::from_std(since + SILENCE)).await;
+}
+
+fn read_event(frame: Received) -> Option<WardenEvent> {
+    match wincode::deserialize::<Up>(&frame.bytes).ok()? {
+        Up::Hello { .. } => None,
+        Up::Started { key, pid } => Some(WardenEvent::Started { key, pid }),
+        Up::Ended { key, evidence, in_file } => {
+            let evidence = match frame.descriptors.into_iter().next() {
+                Some(file) if in_file => socket::read_sealed(file).ok()?,
+                Some(_) | None => evidence,
+            };
+            let evidence = serde_json::from_slice(&evidence).ok()?;
+            Some(WardenEvent::Ended { key, evidence: Box::new(evidence) })
+        }
+    }
+}
+
+/// After the death of a warden: kills and reaps everything that came to this process as an orphan, its descendants
+/// included, until nobody is found. `keep` are children of this process that are none (a new warden). Blocks for
+/// milliseconds, at most 10 s; answers how many processes were killed. What is in leaves is swept by the next warden.
+#[must_use]
+pub fn sweep_orphans(keep: &[i32]) -> usize {
+    let proc = Proc::default();
+    let own = process::own_pid();
+    let mut killed = 0;
+    wait_for(
+        || {
+            let before = proc.last_pid();
+            let mut census = proc.scan();
+            census.sort_unstable_by_key(|stat| (stat.start, stat.pid));
+            let mut family: Vec<i32> = Vec::new();
+            loop {
+                let known = family.len();
+                for stat in &census {
+                    let child = (stat.ppid == own && !keep.contains(&stat.pid)) || family.contains(&stat.ppid);
+                    if child && !family.contains(&stat.pid) {
+                        family.push(stat.pid);
+                    }
+                }
+                if family.len() == known {
+                    break;
+                }
+            }
+            let ours: Vec<_> = census.iter().filter(|stat| family.contains(&stat.pid)).collect();
+            for stat in ours.iter().filter(|stat| stat.is_alive()) {
+                let Ok(pidfd) = process::pidfd_open(stat.pid) else { continue };
+                if proc.stat(stat.pid).is_some_and(|now| now.start == stat.start) {
+                    killed += usize::from(process::pidfd_signal(pidfd.as_fd(), Signal::SIGKILL as i32).is_ok());
+                }
+            }
+            for stat in ours.iter().filter(|stat| stat.ppid == own) {
+                // Not dead yet: the next look takes it.
+                reap::reap_pid(stat.pid).map(drop).unwrap_or_default();
+            }
+            ours.is_empty() && proc.last_pid() == before
+        },
+        SWEEP,
+    );
+    killed
+}

@@ -1,0 +1,410 @@
+//! The warden's one loop: sources in, events to attempts, frames out.
+
+use std::collections::BTreeMap;
+use std::collections::HashSet;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+use std::time::Duration;
+use std::time::Instant;
+
+use nix::poll::PollFd;
+use nix::poll::PollFlags;
+use nix::poll::ppoll;
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+use nix::sys::time::TimeSpec;
+
+use super::Capabilities;
+use super::EndFile;
+use super::WardenSetup;
+use super::attempt::Attempt;
+use super::attempt::Ground;
+use super::attempt::Phase;
+use super::attempt::now;
+use super::ends;
+use super::message::Down;
+use super::message::Key;
+use super::message::Up;
+use super::start;
+use super::tree::Forest;
+use crate::domain::evidence::Enforcement;
+use crate::domain::evidence::IntentReason;
+use crate::domain::evidence::ProcessEvidence;
+use crate::domain::ids::Fence;
+use crate::kernel::proc::Proc;
+use crate::kernel::process;
+use crate::kernel::reap;
+use crate::kernel::socket;
+
+/// Frames taken in one round.
+const FRAMES: usize = 16;
+
+/// Orphans reaped in one round: without a bound a storm of them would keep the loop from everything else.
+const ORPHANS: usize = 64;
+
+/// Evidence longer than this travels in a memory file.
+const INLINE: usize = 32 * 1024;
+
+/// Pause before a send is tried again that was refused for another reason than a full socket.
+const RESEND: Duration = Duration::from_millis(5);
+
+/// How long the warden may live after its supervisor.
+const AFTERLIFE: Duration = Duration::from_secs(30);
+
+/// Ends that are written again when the supervisor goes, because it may have taken them to its grave: age and number.
+const RECENT: (Duration, usize) = (Duration::from_secs(30), 64);
+
+/// The whole program of the hidden command `jobvisor warden`: descriptor 3 is the socket, 4 the setup.
+#[must_use]
+pub fn run() -> ExitCode {
+    match Warden::stand().and_then(|mut warden| warden.live()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            #[expect(clippy::print_stderr, reason = "the socket, its only other way to speak, is what failed")]
+            {
+                eprintln!("jobvisor warden: {error} (this command is started by `jobvisor run`, not by hand)");
+            }
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// A frame that waits for room in the socket.
+#[derive(Debug)]
+struct Outgoing {
+    frame: Vec<u8>,
+    descriptor: Option<OwnedFd>,
+    /// Set for an `Ended`: what to write if it can no longer be sent.
+    end: Option<Box<EndFile>>,
+}
+
+#[derive(Debug)]
+struct Warden {
+    socket: OwnedFd,
+    signals: SignalFd,
+    ground: Ground,
+    attempts: BTreeMap<Key, Attempt>,
+    outbox: VecDeque<Outgoing>,
+    /// No send before this.
+    resend: Option<Instant>,
+    recent: VecDeque<(Instant, Box<EndFile>)>,
+    /// When the warden goes, whatever it holds; set at the end of the socket.
+    gone_by: Option<Instant>,
+    /// A SIGCHLD came, or the last round left orphans.
+    reap: bool,
+}
+
+impl Warden {
+    /// Takes its place: own session, own children, its socket, and says so.
+    fn stand() -> io::Result<Self> {
+        let (socket, setup) = (process::inherited(3)?, process::inherited(4)?);
+        if !socket::is_pair_end(&socket) {
+            return Err(io::Error::other("descriptor 3 is not the supervisor's socket"));
+        }
+        let setup: WardenSetup = serde_json::from_slice(&socket::read_sealed(setup)?)?;
+        // Inherited descriptors beyond are held for their locks; they must not reach a child, which closes all of them.
+        let quiet = [
+            Signal::SIGTERM,
+            Signal::SIGINT,
+            Signal::SIGHUP,
+            Signal::SIGQUIT,
+            Signal::SIGTSTP,
+            Signal::SIGPIPE,
+            Signal::SIGUSR1,
+            Signal::SIGUSR2,
+        ];
+        process::ignore_signals(&quiet).map_err(io::Error::other)?;
+        let signals = process::child_signals().map_err(io::Error::other)?;
+        process::set_name(c"jv:warden").map_err(io::Error::other)?;
+        process::become_subreaper().map_err(io::Error::other)?;
+        std::fs::create_dir_all(&setup.state_dir)?;
+        let proc = Proc::default();
+        let ground = Ground {
+            forest: Forest::new(proc.clone()),
+            proc,
+            tree: None,
+            state_dir: setup.state_dir,
+            serial: 0,
+            own_rss: 0,
+        };
+        let mut warden = Self {
+            socket,
+            signals,
+            ground,
+            attempts: BTreeMap::new(),
+            outbox: VecDeque::new(),
+            resend: None,
+            recent: VecDeque::new(),
+            gone_by: None,
+            reap: true,
+        };
+        warden.greet(Vec::new())?;
+        Ok(warden)
+    }
+
+    fn greet(&mut self, notes: Vec<String>) -> io::Result<()> {
+        let tree = self.ground.tree.as_ref();
+        let capabilities = Capabilities {
+            pid: process::own_pid(),
+            enforcement: tree.map_or(Enforcement::Watchdog, |tree| tree.enforcement()),
+            jobs_group: tree.map(|tree| tree.jobs_group()),
+            notes,
+        };
+        self.post(&Up::Hello { capabilities: serde_json::to_vec(&capabilities)? }, None, None);
+        Ok(())
+    }
+
+    fn live(&mut self) -> io::Result<()> {
+        loop {
+            self.flush();
+            if self.gone_by.is_some_and(|by| self.attempts.is_empty() || by <= now()) {
+                break;
+            }
+            let ready = self.wait()?;
+            if ready.socket {
+                self.read_socket();
+            }
+            if ready.signals {
+                while let Ok(Some(_)) = self.signals.read_signal() {
+                    self.reap = true;
+                }
+            }
+            self.know_foreigners();
+            for key in ready.attempts {
+                self.visit(key, |attempt, ground| {
+                    attempt.read_errno(ground);
+                    attempt.look_at_end(ground);
+                });
+            }
+            if self.reap {
+                self.reap_orphans();
+            }
+            self.tick();
+        }
+        if let Some(tree) = &self.ground.tree {
+            // Leaves that could not be emptied are left to the next warden's sweep.
+            tree.remove().unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Sleeps until a source speaks or something is due.
+    fn wait(&self) -> io::Result<Ready> {
+        let mut keys = Vec::new();
+        let blocked = self.resend.is_some_and(|at| at > now());
+        let mut events = PollFlags::empty();
+        if self.gone_by.is_none() {
+            events |= PollFlags::POLLIN;
+            if !self.outbox.is_empty() && !blocked {
+                events |= PollFlags::POLLOUT;
+            }
+        }
+        let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        if self.gone_by.is_none() {
+            fds.push(PollFd::new(self.socket.as_fd(), events));
+        }
+        let first = fds.len();
+        for attempt in self.attempts.values().filter(|attempt| attempt.is_alive()) {
+            let sources = [attempt.errno.as_ref().map(AsFd::as_fd), Some(attempt.pidfd.as_fd())];
+            for fd in sources.into_iter().flatten() {
+                fds.push(PollFd::new(fd, PollFlags::POLLIN));
+                keys.push(attempt.key);
+            }
+        }
+        let timeout = self.timeout();
+        match ppoll(&mut fds, timeout.map(TimeSpec::from), None) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let spoke = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| !events.is_empty());
+        let readable = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
+        let heard = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| events.intersects(readable));
+        let mut attempts: Vec<Key> =
+            fds.iter().skip(first).zip(keys).filter(|(fd, _)| spoke(fd)).map(|(_, key)| key).collect();
+        attempts.dedup();
+        let socket = self.gone_by.is_none() && fds.get(1).is_some_and(heard);
+        Ok(Ready { signals: fds.first().is_some_and(spoke), socket, attempts })
+    }
+
+    /// `None`: nothing is due, ever.
+    fn timeout(&self) -> Option<Duration> {
+        if self.reap {
+            return Some(Duration::ZERO);
+        }
+        let due = self.attempts.values().filter_map(Attempt::wake_at);
+        let due = due.chain(self.resend.filter(|_| !self.outbox.is_empty())).chain(self.gone_by).min();
+        due.map(|at| at.saturating_duration_since(now()))
+    }
+
+    fn read_socket(&mut self) {
+        for _ in 0..FRAMES {
+            match socket::receive(self.socket.as_fd()) {
+                Ok(Some(frame)) => match wincode::deserialize::<Down>(&frame.bytes) {
+                    Ok(Down::Start { key }) => self.start(key, frame.descriptors),
+                    Ok(Down::Stop { key, reason, grace_ms }) => {
+                        self.visit(key, |attempt, ground| attempt.stop(ground, reason.into(), grace_ms));
+                    }
+                    // Of a newer supervisor: what we do not know we do not do.
+                    Err(_) => {}
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::InvalidData) => {}
+                Ok(None) | Err(_) => return self.be_alone(),
+            }
+        }
+    }
+
+    fn start(&mut self, key: Key, descriptors: Vec<OwnedFd>) {
+        if self.attempts.contains_key(&key) {
+            return;
+        }
+        match start::begin(&mut self.ground, key, descriptors) {
+            Ok(attempt) => drop(self.attempts.insert(key, attempt)),
+            Err(refused) => self.end(key, refused.fence, *refused.evidence),
+        }
+    }
+
+    /// Lets something happen to an attempt, and tells what came of it.
+    fn visit(&mut self, key: Key, act: impl FnOnce(&mut Attempt, &mut Ground)) {
+        let Some(attempt) = self.attempts.get_mut(&key) else { return };
+        act(attempt, &mut self.ground);
+        match attempt.phase {
+            Phase::Running if !attempt.announced => {
+                attempt.announced = true;
+                let pid = attempt.pid;
+                let pidfd = process::duplicate(&attempt.pidfd).ok();
+                self.post(&Up::Started { key, pid }, pidfd, None);
+            }
+            Phase::Ended => {
+                if let Some(attempt) = self.attempts.remove(&key) {
+                    self.end(key, Some(attempt.spec.fence), attempt.evidence);
+                }
+            }
+            Phase::Starting | Phase::Running | Phase::Emptying { .. } | Phase::Removing { .. } => {}
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = now();
+        let due = self.attempts.values().filter(|attempt| attempt.wake_at().is_some_and(|at| at <= now));
+        for key in due.map(|attempt| attempt.key).collect::<Vec<_>>() {
+            self.visit(key, |attempt, ground| attempt.tick(ground, now));
+        }
+    }
+
+    /// Tells the forest which of our children some leaf accounts for.
+    fn know_foreigners(&mut self) {
+        if self.ground.forest.is_empty() {
+            return;
+        }
+        let mut foreign = HashSet::new();
+        for attempt in self.attempts.values() {
+            if let Some(leaf) = &attempt.leaf {
+                foreign.insert(attempt.pid);
+                foreign.extend(leaf.procs().unwrap_or_default());
+            }
+        }
+        self.ground.forest.set_foreign(foreign);
+    }
+
+    /// Takes away dead children that are nobody's main process. Stops at one that is: its own turn comes next round.
+    fn reap_orphans(&mut self) {
+        self.reap = false;
+        for _ in 0..ORPHANS {
+            let Some(pid) = reap::next_zombie() else { return };
+            let main = self.attempts.values().find(|attempt| attempt.pid == pid && attempt.is_alive());
+            if let Some(key) = main.map(|attempt| attempt.key) {
+                self.visit(key, Attempt::look_at_end);
+                continue;
+            }
+            // Already taken away, by nobody we know of.
+            reap::reap_pid(pid).map(drop).unwrap_or_default();
+        }
+        self.reap = true;
+    }
+
+    /// The supervisor is gone: everything dies at once.
+    fn be_alone(&mut self) {
+        if self.gone_by.is_some() {
+            return;
+        }
+        self.gone_by = now().checked_add(AFTERLIFE);
+        for key in self.attempts.keys().copied().collect::<Vec<_>>() {
+            self.visit(key, |attempt, ground| attempt.stop(ground, IntentReason::SupervisorGone, 0));
+        }
+        let fresh = |at: &Instant| at.elapsed() < RECENT.0;
+        let recent = std::mem::take(&mut self.recent).into_iter().filter(|(at, _)| fresh(at)).map(|(_, end)| end);
+        let waiting = std::mem::take(&mut self.outbox).into_iter().filter_map(|outgoing| outgoing.end);
+        for end in waiting.chain(recent) {
+            self.write_end(&end);
+        }
+    }
+
+    fn write_end(&self, end: &EndFile) {
+        // A full disk: the rescuer then says what it can without us.
+        ends::write(&self.ground.state_dir, end).unwrap_or_default();
+    }
+
+    /// The last word about an attempt: to the supervisor, or to the disk.
+    fn end(&mut self, key: Key, fence: Option<Fence>, evidence: ProcessEvidence) {
+        let end = fence.map(|fence| Box::new(EndFile { fence, process: evidence.clone() }));
+        if self.gone_by.is_some() {
+            return end.iter().for_each(|end| self.write_end(end));
+        }
+        // Serialising plain data does not fail.
+        let json = serde_json::to_vec(&evidence).unwrap_or_default();
+        let file = if json.len() > INLINE { socket::sealed(&json).ok() } else { None };
+        let in_file = file.is_some();
+        let evidence = if in_file { Vec::new() } else { json };
+        self.post(&Up::Ended { key, evidence, in_file }, file, end);
+    }
+
+    fn post(&mut self, frame: &Up, descriptor: Option<OwnedFd>, end: Option<Box<EndFile>>) {
+        // Serialising into memory does not fail.
+        let frame = wincode::serialize(frame).unwrap_or_default();
+        self.outbox.push_back(Outgoing { frame, descriptor, end });
+    }
+
+    /// Sends what the socket takes.
+    fn flush(&mut self) {
+        if self.gone_by.is_some() || self.resend.is_some_and(|at| at > now()) {
+            return;
+        }
+        self.resend = None;
+        while let Some(outgoing) = self.outbox.front() {
+            let descriptors: Vec<BorrowedFd<'_>> = outgoing.descriptor.iter().map(AsFd::as_fd).collect();
+            match socket::send(self.socket.as_fd(), &outgoing.frame, &descriptors) {
+                Ok(()) => self.sent(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+                    return self.be_alone();
+                }
+                // Too many descriptors on their way, no memory for the frame: passes.
+                Err(_) => {
+                    self.resend = now().checked_add(RESEND);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn sent(&mut self) {
+        let Some(end) = self.outbox.pop_front().and_then(|outgoing| outgoing.end) else { return };
+        self.recent.push_back((now(), end));
+        if self.recent.len() > RECENT.1 {
+            self.recent.pop_front();
+        }
+    }
+}
+
+/// Who spoke.
+#[derive(Debug)]
+struct Ready {
+    signals: bool,
+    socket: bool,
+    attempts: Vec<Key>,
+}

@@ -1,0 +1,264 @@
+//! Who belongs to which attempt where there is no cgroup to say so.
+//!
+//! Members are known by (pid, start time). Somebody belongs to a family when its parent does, or when its session or
+//! process group is that of a member, living or dead (the kernel gives a number to nobody else while a session or group
+//! bears it). What is reparented to the warden and fits nowhere is an orphan: it belongs to the one attempt that was
+//! alive at its birth, or, when there were several, is killed as soon as all of those have ended.
+//!
+//! Killing is scan, signal at sight, and *chase*: after a scan the newest pids are looked at directly, because a chain of
+//! forks makes a generation in 0.15 ms and a scan takes 1 to 3 ms. A tree is gone when a scan finds nobody and no process
+//! was made meanwhile, or after 12 quiet scans on a busy host. Every signal goes through a pidfd whose start time was
+//! checked. Limit, documented: a job that makes sessions and forks at full speed while other jobs run cannot be
+//! attributed generation by generation; cgroups can.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+use std::time::Duration;
+use std::time::Instant;
+
+use super::message::Key;
+use crate::domain::clock;
+use crate::kernel::proc::Proc;
+use crate::kernel::proc::Resident;
+use crate::kernel::proc::Stat;
+use crate::kernel::process;
+
+/// How often a family is looked for at least, costs permitting.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Scans take at most this part of one core.
+const LOOK_SHARE: u32 = 20;
+
+/// Quiet scans that count as "gone" on a host where processes are made all the time.
+const QUIET_SCANS: u32 = 12;
+
+/// Looks at the newest pids without finding anybody that end a chase.
+const QUIET_PROBES: u32 = 50;
+
+const SIGKILL: i32 = nix::sys::signal::Signal::SIGKILL as i32;
+
+/// Longest chase in one round.
+const CHASE: Duration = Duration::from_millis(10);
+
+/// The processes of one attempt.
+#[derive(Debug, Default)]
+struct Family {
+    start: u64,
+    known: HashMap<i32, u64>,
+    living: Vec<Stat>,
+    readers: HashMap<i32, Resident>,
+    quiet: u32,
+}
+
+impl Family {
+    fn claims(&self, stat: &Stat) -> bool {
+        stat.start >= self.start
+            && [stat.ppid, stat.session, stat.pgrp].iter().any(|number| self.known.contains_key(number))
+    }
+
+    /// Learns from a scan that is sorted by start time.
+    fn learn(&mut self, census: &[Stat], starts: &HashMap<i32, u64>) {
+        // A number that now belongs to somebody else proves nothing any more.
+        self.known.retain(|pid, start| starts.get(pid).is_none_or(|now| now == start));
+        while census.iter().filter(|stat| self.meet(stat)).count() > 0 {}
+        let ours: Vec<&Stat> = census.iter().filter(|stat| self.known.contains_key(&stat.pid)).collect();
+        let borne: HashSet<i32> = ours.iter().flat_map(|stat| [stat.pid, stat.session, stat.pgrp]).collect();
+        self.living = ours.into_iter().filter(|stat| stat.is_alive()).cloned().collect();
+        self.known.retain(|pid, _| borne.contains(pid));
+        self.readers.retain(|pid, _| starts.contains_key(pid));
+    }
+
+    /// Takes somebody in; `true`: it is new.
+    fn meet(&mut self, stat: &Stat) -> bool {
+        !self.known.contains_key(&stat.pid) && self.claims(stat) && self.known.insert(stat.pid, stat.start).is_none()
+    }
+}
+
+/// How a tree stands after a step of killing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Felled {
+    /// Nobody is left.
+    Gone,
+    /// Come back in a millisecond or so.
+    Dying,
+}
+
+/// All families of one warden.
+#[derive(Debug)]
+pub(super) struct Forest {
+    proc: Proc,
+    own: i32,
+    families: BTreeMap<Key, Family>,
+    orphans: HashMap<(i32, u64), BTreeSet<Key>>,
+    /// Children of the warden that some cgroup accounts for.
+    foreign: HashSet<i32>,
+    looked: Option<(Instant, Duration)>,
+}
+
+impl Forest {
+    pub(super) fn new(proc: Proc) -> Self {
+        let own = process::own_pid();
+        Self { proc, own, families: BTreeMap::new(), orphans: HashMap::new(), foreign: HashSet::new(), looked: None }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.families.is_empty()
+    }
+
+    /// Begins to watch the tree of `pid`, a child that is not reaped.
+    pub(super) fn plant(&mut self, key: Key, pid: i32) {
+        let start = self.proc.stat(pid).map_or(0, |stat| stat.start);
+        let mut family = Family { start, ..Family::default() };
+        family.known.insert(pid, start);
+        family.readers.extend(self.proc.resident(pid).map(|reader| (pid, reader)));
+        self.families.insert(key, family);
+    }
+
+    /// The attempt has ended. Orphans that can be nobody else's die at the next look.
+    pub(super) fn uproot(&mut self, key: Key) {
+        self.families.remove(&key);
+        for candidates in self.orphans.values_mut() {
+            candidates.remove(&key);
+        }
+        if !self.orphans.is_empty() {
+            self.look();
+        }
+    }
+
+    /// Says which processes belong to attempts that have a cgroup.
+    pub(super) fn set_foreign(&mut self, foreign: HashSet<i32>) {
+        self.foreign = foreign;
+    }
+
+    /// Resident bytes of the tree as far as it is known.
+    pub(super) fn resident(&self, key: Key) -> u64 {
+        let readers = self.families.get(&key).into_iter().flat_map(|family| family.readers.values());
+        readers.filter_map(Resident::bytes).sum()
+    }
+
+    /// The largest high-water mark among living members.
+    pub(super) fn high_water(&self, key: Key) -> Option<u64> {
+        self.living(key).iter().filter_map(|stat| self.proc.high_water(stat.pid)).max()
+    }
+
+    /// Who was alive at the last look.
+    pub(super) fn living(&self, key: Key) -> &[Stat] {
+        self.families.get(&key).map_or(&[], |family| &family.living)
+    }
+
+    /// Looks, unless that was done lately or would cost too much.
+    pub(super) fn look_if_due(&mut self) {
+        let due = self.looked.is_none_or(|(at, cost)| at.elapsed() >= LOOK_EVERY.max(cost * LOOK_SHARE) * 9 / 10);
+        if due {
+            self.look();
+        }
+    }
+
+    /// Scans all processes and learns who belongs where; kills orphans that nobody living can have left.
+    pub(super) fn look(&mut self) {
+        let begun = clock::monotonic();
+        let mut census = self.proc.scan();
+        census.sort_unstable_by_key(|stat| (stat.start, stat.pid));
+        let starts: HashMap<i32, u64> = census.iter().map(|stat| (stat.pid, stat.start)).collect();
+        self.learn(&census, &starts);
+        if self.sort_orphans(&census) {
+            self.learn(&census, &starts);
+        }
+        for family in self.families.values_mut() {
+            for stat in &family.living {
+                if !family.readers.contains_key(&stat.pid) {
+                    family.readers.extend(self.proc.resident(stat.pid).map(|reader| (stat.pid, reader)));
+                }
+            }
+        }
+        self.looked = Some((clock::monotonic(), begun.elapsed()));
+    }
+
+    fn learn(&mut self, census: &[Stat], starts: &HashMap<i32, u64>) {
+        for family in self.families.values_mut() {
+            family.learn(census, starts);
+        }
+    }
+
+    /// `true`: a family got new members.
+    fn sort_orphans(&mut self, census: &[Stat]) -> bool {
+        let known = |stat: &Stat| self.families.values().any(|family| family.known.contains_key(&stat.pid));
+        let stray = |stat: &&Stat| stat.ppid == self.own && !self.foreign.contains(&stat.pid) && !known(stat);
+        let strays: Vec<Stat> = census.iter().filter(stray).filter(|stat| stat.is_alive()).cloned().collect();
+        let present: HashSet<(i32, u64)> = strays.iter().map(|stat| (stat.pid, stat.start)).collect();
+        self.orphans.retain(|identity, _| present.contains(identity));
+        let mut grown = false;
+        for stat in strays {
+            let elders = self.families.iter().filter(|(_, family)| family.start <= stat.start).map(|(key, _)| *key);
+            let candidates = self.orphans.entry((stat.pid, stat.start)).or_insert_with(|| elders.collect());
+            match (candidates.len(), candidates.first().and_then(|key| self.families.get_mut(key))) {
+                (0, _) | (_, None) => self.kill(&stat),
+                (1, Some(family)) => grown |= family.known.insert(stat.pid, stat.start).is_none(),
+                (_, Some(_)) => {}
+            }
+        }
+        grown
+    }
+
+    /// Kills who has this number only if it is still the same process.
+    fn kill(&self, stat: &Stat) {
+        let Ok(pidfd) = process::pidfd_open(stat.pid) else { return };
+        if self.proc.stat(stat.pid).is_some_and(|now| now.start == stat.start) {
+            // Gone already, or of a user whom we may not signal: the next scan tells.
+            process::pidfd_signal(pidfd.as_fd(), SIGKILL).unwrap_or_default();
+        }
+    }
+
+    /// One step of killing a whole tree, main process included.
+    pub(super) fn fell(&mut self, key: Key) -> Felled {
+        let before = self.proc.last_pid();
+        self.look();
+        let Some(family) = self.families.get_mut(&key) else { return Felled::Gone };
+        let still = self.proc.last_pid() == before;
+        if family.living.is_empty() {
+            family.quiet += 1;
+            return if still || family.quiet >= QUIET_SCANS { Felled::Gone } else { Felled::Dying };
+        }
+        family.quiet = 0;
+        for stat in self.living(key).to_vec() {
+            self.kill(&stat);
+        }
+        if !still {
+            self.chase(key);
+        }
+        Felled::Dying
+    }
+
+    /// Looks at the newest pids only, and signals at sight.
+    fn chase(&mut self, key: Key) {
+        let begun = clock::monotonic();
+        let mut quiet = 0;
+        while quiet < QUIET_PROBES && begun.elapsed() < CHASE {
+            quiet += 1;
+            let Some(last) = self.proc.last_pid() else { return };
+            for pid in (last.saturating_sub(8)..=last.saturating_add(3)).rev() {
+                if self.catch(key, pid) {
+                    quiet = 0;
+                }
+            }
+        }
+    }
+
+    /// Kills `pid` if it belongs to the family; `true`: it did.
+    fn catch(&mut self, key: Key, pid: i32) -> bool {
+        let Some(stat) = self.proc.stat(pid).filter(Stat::is_alive) else { return false };
+        let alone = self.families.len() == 1;
+        let stray = stat.ppid == self.own && alone && !self.foreign.contains(&pid);
+        let Some(family) = self.families.get_mut(&key) else { return false };
+        let ours = family.known.get(&pid) == Some(&stat.start) || family.claims(&stat);
+        if ours || (stray && stat.start >= family.start) {
+            family.known.insert(pid, stat.start);
+            self.kill(&stat);
+            return true;
+        }
+        false
+    }
+}
