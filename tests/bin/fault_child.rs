@@ -67,6 +67,9 @@ fn sleep_until(born: Instant, limit: Duration) {
 }
 
 fn raise(signal: i32) {
+    // Rust's own handler for stack overflows would swallow the first SIGSEGV.
+    // SAFETY: the default disposition runs no code.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
     // SAFETY: raises a signal in this process.
     unsafe { libc::raise(signal) };
 }

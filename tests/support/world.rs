@@ -39,7 +39,8 @@ pub fn program(name: &str) -> PathBuf {
 /// Whether the host's main hierarchy is cgroup v2 with a memory controller.
 #[must_use]
 pub fn cgroup_v2_root() -> bool {
-    fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").is_ok_and(|text| text.split_whitespace().any(|c| c == "memory"))
+    fs::read_to_string("/sys/fs/cgroup/cgroup.controllers")
+        .is_ok_and(|text| text.split_whitespace().any(|c| c == "memory"))
 }
 
 /// How the supervisor under test enforces limits.
@@ -93,7 +94,11 @@ impl World {
         let mut text = toml.replace("{fault}", &fault.display().to_string());
         if self.lane == Lane::Watchdog {
             let lines = text.lines().map(|line| {
-                if line.starts_with("[kind.") { format!("{line}\nenforce = \"watchdog\"\n") } else { format!("{line}\n") }
+                if line.starts_with("[kind.") {
+                    format!("{line}\nenforce = \"watchdog\"\n")
+                } else {
+                    format!("{line}\n")
+                }
             });
             text = lines.collect();
         }
@@ -120,7 +125,10 @@ impl World {
             Some(_) | None => Command::new(jobvisor),
         };
         command.arg("--config").arg(self.path("jobs.toml")).args(arguments);
-        command.current_dir(self.folder.path()).env("JOBVISOR_TEST_LOG", self.path("starts.log")).env_remove("JOBVISOR_CONFIG");
+        command
+            .current_dir(self.folder.path())
+            .env("JOBVISOR_TEST_LOG", self.path("starts.log"))
+            .env_remove("JOBVISOR_CONFIG");
         command.env_remove("JOBVISOR_DATABASE_URL").stdin(Stdio::null());
         command
     }
@@ -282,7 +290,10 @@ trait SpawnInTest {
 }
 
 impl SpawnInTest for Command {
-    #[expect(clippy::disallowed_methods, reason = "the ban is for the product, whose children belong in groups of their own")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the ban is for the product, whose children belong in groups of their own"
+    )]
     fn spawn_in_test(&mut self) -> Child {
         self.spawn().expect("the program starts")
     }

@@ -5,7 +5,9 @@ use super::*;
 #[tokio::test]
 async fn a_signal_is_told_as_it_was() {
     let mut world = World::watchdog();
-    for (args, signal) in [(&["abort"][..], libc::SIGABRT), (&["segv"], libc::SIGSEGV), (&["raise", "9"], libc::SIGKILL)] {
+    for (args, signal) in
+        [(&["abort"][..], libc::SIGABRT), (&["segv"], libc::SIGSEGV), (&["raise", "9"], libc::SIGKILL)]
+    {
         let (key, _pipes) = world.run(args);
         let end = world.end(key).await;
         assert_eq!((end.exit, end.intent), (Some(ExitStatus::Signaled(signal)), None), "{args:?}");

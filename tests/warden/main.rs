@@ -57,10 +57,10 @@ impl World {
     /// With no cgroups: the lane that must work everywhere.
     fn watchdog() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let setup =
-            WardenSetup { state_dir: dir.path().to_owned(), memory_budget: 1 << 30, watchdog_only: true };
-        let launched = launch_program(&Program::At(PathBuf::from(env!("CARGO_BIN_EXE_jobvisor-under-test"))), &setup, &[])
-            .expect("a warden");
+        let setup = WardenSetup { state_dir: dir.path().to_owned(), memory_budget: 1 << 30, watchdog_only: true };
+        let launched =
+            launch_program(&Program::At(PathBuf::from(env!("CARGO_BIN_EXE_jobvisor-under-test"))), &setup, &[])
+                .expect("a warden");
         assert_eq!(launched.pid, launched.capabilities.pid);
         assert_eq!(launched.capabilities.enforcement, Enforcement::Watchdog);
         let pid = launched.pid;

@@ -141,8 +141,11 @@ async fn a_program_that_is_no_warden_is_refused_with_what_it_did() {
     let dir = tempfile::tempdir().unwrap();
     let setup = WardenSetup { state_dir: dir.path().to_owned(), memory_budget: 1, watchdog_only: true };
     let missing = launch_program(&Program::At("/no/such/jobvisor".into()), &setup, &[]);
-    assert!(matches!(&missing, Err(WardenError::Exec { step: "exec", source, .. })
-        if source.kind() == io::ErrorKind::NotFound), "{missing:?}");
+    assert!(
+        matches!(&missing, Err(WardenError::Exec { step: "exec", source, .. })
+        if source.kind() == io::ErrorKind::NotFound),
+        "{missing:?}"
+    );
     let other = launch_program(&Program::At("/bin/true".into()), &setup, &[]);
     assert!(matches!(other, Err(WardenError::NoHello { .. })), "{other:?}");
 }

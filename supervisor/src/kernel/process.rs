@@ -2,7 +2,10 @@
 //!
 //! Called by the supervisor and the warden at their start, and by the warden for every signal it sends.
 //! Signals to one process go through a pidfd: its number may be used again, its descriptor is not.
-#![expect(unsafe_code, reason = "descriptors that came by number, dispositions and two system calls that nix does not offer")]
+#![expect(
+    unsafe_code,
+    reason = "descriptors that came by number, dispositions and two system calls that nix does not offer"
+)]
 
 use std::fs::File;
 use std::io;

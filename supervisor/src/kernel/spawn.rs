@@ -195,7 +195,8 @@ pub fn spawn(plan: &Plan, fds: &[BorrowedFd<'_>], doors: &Doors<'_>) -> Result<S
         errno: errno_child.as_raw_fd(),
         parent: process::own_pid(),
     };
-    let (pid, pidfd) = fork_into(&mut child, doors.into).map_err(|source| KernelError::Call { call: "clone", source })?;
+    let (pid, pidfd) =
+        fork_into(&mut child, doors.into).map_err(|source| KernelError::Call { call: "clone", source })?;
     let pidfd = match pidfd {
         Some(pidfd) => pidfd,
         // Nobody else reaps our children, so the number is still this child's.
@@ -415,7 +416,8 @@ fn mark_by_hand(from: RawFd) -> nix::Result<()> {
 
 /// Raises the score to at least [`OOM_SCORE`], never lowers it. Where `/proc` is not there, the job is not worse for it.
 fn raise_oom_score() {
-    let Ok(file) = nix::fcntl::open(c"/proc/self/oom_score_adj", OFlag::O_RDWR | OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty())
+    let Ok(file) =
+        nix::fcntl::open(c"/proc/self/oom_score_adj", OFlag::O_RDWR | OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty())
     else {
         return;
     };
@@ -430,9 +432,12 @@ fn raise_oom_score() {
 
 /// Default dispositions (an ignored signal would survive `exec`), then an empty mask.
 fn reset_signals() {
+    // The kernel's own record: handler 0 is the default; no flags, no restorer, an empty mask.
+    let default = [0_u64; 4];
     for signal in 1..=64 {
-        // SAFETY: the default disposition runs no code; signals that cannot be set answer with an error.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // By the raw call, because the C library refuses to touch two signals that it keeps for itself.
+        // SAFETY: the record is at least as long as the kernel reads; signals that cannot be set answer with an error.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), std::ptr::null::<u64>(), 8) };
     }
     // Cannot fail: the set is valid.
     SigSet::empty().thread_set_mask().unwrap_or_default();

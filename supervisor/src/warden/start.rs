@@ -104,9 +104,8 @@ fn start(
     let identity = find_identity(&spec)?;
     let plan = plan(&spec, &folder, identity)?;
     let leaf = make_leaf(ground, &spec, &name)?;
-    let made = tmpdir::make(&folder, plan.identity.as_ref()).map_err(|error| {
-        failure("tmpdir", error.raw_os_error(), format!("tmpdir `{}`: {error}", folder.display()))
-    });
+    let made = tmpdir::make(&folder, plan.identity.as_ref())
+        .map_err(|error| failure("tmpdir", error.raw_os_error(), format!("tmpdir `{}`: {error}", folder.display())));
     let evidence = before(ground, &spec, leaf.as_deref(), enforcement);
     let spawned = made.and_then(|()| {
         fork(&plan, stdio, leaf.as_deref()).map_err(|error| {
@@ -146,12 +145,7 @@ fn make_leaf(ground: &Ground, spec: &StartSpec, name: &str) -> Result<Option<Box
 }
 
 /// All that has to be read before there is a process.
-fn before(
-    ground: &mut Ground,
-    spec: &StartSpec,
-    leaf: Option<&dyn Leaf>,
-    enforcement: Enforcement,
-) -> ProcessEvidence {
+fn before(ground: &mut Ground, spec: &StartSpec, leaf: Option<&dyn Leaf>, enforcement: Enforcement) -> ProcessEvidence {
     ground.own_rss = ground.own_rss.max(ground.proc.high_water(crate::kernel::process::own_pid()).unwrap_or(0));
     let mut evidence = ProcessEvidence {
         enforcement,
