@@ -6,6 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -102,8 +104,13 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        drop(self.own.kill());
-        drop(self.own.remove());
+        // A failed test leaves processes behind: they are given a while to die, so that the groups can go.
+        for _ in 0..100 {
+            if self.own.kill().is_ok() && self.own.remove().is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

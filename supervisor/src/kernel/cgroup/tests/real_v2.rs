@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
@@ -40,6 +42,7 @@ use crate::kernel::cgroup::files;
 use crate::kernel::cgroup::memory_limit_of_own_group;
 use crate::kernel::cgroup::nonce;
 use crate::kernel::cgroup::own;
+use crate::kernel::cgroup::v2_leaf;
 
 /// Set in the process that runs one test alone.
 const ALONE: &str = "JOBVISOR_TEST_ALONE";
@@ -118,7 +121,13 @@ impl Drop for Ground {
     fn drop(&mut self) {
         if geteuid().is_root() {
             enter(&self.before);
-            drop(files::remove_group_tree(&self.base));
+            // A failed test leaves processes behind: they are given a while to die, so that the groups can go.
+            for _ in 0..100 {
+                if v2_leaf::kill_group(&self.base).is_ok() && files::remove_group_tree(&self.base).is_ok() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
         }
     }
 }
