@@ -1,6 +1,7 @@
 //! A child with one mode a way to die. Everything that forks or loops carries its own deadline of at most 60 s.
 #![expect(unsafe_code, reason = "it has to fork, leave its session and abort, which no safe library offers")]
 #![expect(clippy::exit, reason = "how it ends is what it is for")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "its output is what the tests read")]
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! The warden with real processes: each test launches the built program and drives it through its client.
 //!
 //! Waits are bounded by [`LIMIT`]. Children carry their own deadlines, so that a failing test leaves nobody behind.
-#![expect(clippy::disallowed_methods, reason = "tests start helpers of their own")]
+#![expect(clippy::unwrap_used, reason = "a test that finds something missing must stop there")]
 
 use std::collections::HashMap;
 use std::io;
@@ -21,6 +21,7 @@ use jobvisor::domain::ids::AttemptNo;
 use jobvisor::domain::ids::Fence;
 use jobvisor::domain::ids::JobId;
 use jobvisor::domain::ids::Term;
+use jobvisor::warden::Capabilities;
 use jobvisor::warden::ParentPipes;
 use jobvisor::warden::Program;
 use jobvisor::warden::StartSpec;
@@ -40,10 +41,16 @@ const LIMIT: Duration = Duration::from_secs(20);
 const CHILD: &str = env!("CARGO_BIN_EXE_fault-child");
 const MIB: u64 = 1 << 20;
 
+/// The program that is tested.
+fn warden_program() -> Program {
+    Program::At(PathBuf::from(env!("CARGO_BIN_EXE_jobvisor-under-test")))
+}
+
 /// A warden, its client, and what it has told so far.
 struct World {
     dir: tempfile::TempDir,
     pid: i32,
+    capabilities: Capabilities,
     handle: Option<WardenHandle>,
     events: WardenEvents,
     started: HashMap<u64, i32>,
@@ -56,17 +63,30 @@ struct World {
 impl World {
     /// With no cgroups: the lane that must work everywhere.
     fn watchdog() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let setup = WardenSetup { state_dir: dir.path().to_owned(), memory_budget: 1 << 30, watchdog_only: true };
-        let launched =
-            launch_program(&Program::At(PathBuf::from(env!("CARGO_BIN_EXE_jobvisor-under-test"))), &setup, &[])
-                .expect("a warden");
-        assert_eq!(launched.pid, launched.capabilities.pid);
-        assert_eq!(launched.capabilities.enforcement, Enforcement::Watchdog);
+        let world = Self::launch(tempfile::tempdir().unwrap(), true);
+        assert_eq!(world.capabilities.enforcement, Enforcement::Watchdog);
+        world
+    }
+
+    /// With what this host has to offer; `None`, said and counted as skipped, where that is no cgroup.
+    fn cgroup() -> Option<Self> {
+        let world = Self::launch(tempfile::tempdir().unwrap(), false);
+        if world.capabilities.enforcement == Enforcement::Watchdog {
+            eprintln!("skipped: no cgroup to use here: {}", world.capabilities.notes.join("; "));
+            return None;
+        }
+        Some(world)
+    }
+
+    fn launch(dir: tempfile::TempDir, watchdog_only: bool) -> Self {
+        let setup = WardenSetup { state_dir: dir.path().to_owned(), memory_budget: 1 << 30, watchdog_only };
+        let launched = launch_program(&warden_program(), &setup, &[]).expect("a warden");
+        let capabilities = launched.capabilities.clone();
+        assert_eq!(launched.pid, capabilities.pid);
         let pid = launched.pid;
         let (handle, events) = launched.attach().unwrap();
-        let (started, ended) = (HashMap::new(), HashMap::new());
-        Self { dir, pid, handle: Some(handle), events, started, ended, lost: None, term: Term::new(), next: 0 }
+        let (started, ended, term) = (HashMap::new(), HashMap::new(), Term::new());
+        Self { dir, pid, capabilities, handle: Some(handle), events, started, ended, lost: None, term, next: 0 }
     }
 
     fn spec(&self, args: &[&str]) -> StartSpec {
@@ -170,6 +190,7 @@ async fn read_all(pipe: &mut tokio::net::unix::pipe::Receiver) -> String {
 }
 
 mod deaths;
+mod leaves;
 mod losses;
 mod starts;
 mod trees;

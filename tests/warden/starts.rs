@@ -162,8 +162,7 @@ async fn an_inherited_lock_is_held_as_long_as_the_warden_lives() {
     let (file, taken) = take();
     assert!(taken);
     let setup = WardenSetup { state_dir: dir.path().to_owned(), memory_budget: 1, watchdog_only: true };
-    let program = Program::At(env!("CARGO_BIN_EXE_jobvisor-under-test").into());
-    let launched = launch_program(&program, &setup, &[file.as_fd()]).unwrap();
+    let launched = launch_program(&warden_program(), &setup, &[file.as_fd()]).unwrap();
     drop(OwnedFd::from(file));
     assert!(!take().1, "the warden does not hold the lock");
     let (handle, mut events) = launched.attach().unwrap();

@@ -6,38 +6,19 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::StartSpec;
+use super::ground::Ground;
 use super::message::Key;
 use super::tmpdir::Remover;
-use super::tree::Forest;
 use super::watchdog::Sampler;
 use crate::domain::clock;
 use crate::domain::evidence::ProcessEvidence;
 use crate::kernel::cgroup::Leaf;
-use crate::kernel::cgroup::Tree;
-use crate::kernel::proc::Proc;
 
 /// Between two looks at something that is about to pass: the kill of a tree, a busy leaf.
 pub(super) const SOON: Duration = Duration::from_millis(1);
 
 /// The longest of these pauses; they double from [`SOON`].
 const LATER: Duration = Duration::from_millis(20);
-
-/// What all attempts share.
-#[derive(Debug)]
-pub(super) struct Ground {
-    /// `/proc`.
-    pub(super) proc: Proc,
-    /// Where limits are enforced by the kernel; `None`: by the watchdog only.
-    pub(super) tree: Option<Box<dyn Tree>>,
-    /// Who belongs to whom where there is no leaf.
-    pub(super) forest: Forest,
-    /// The supervisor's own subfolder of `state_dir`.
-    pub(super) state_dir: PathBuf,
-    /// Serial number of the last start, for names that are never used twice.
-    pub(super) serial: u64,
-    /// The largest resident size of the warden itself: what a fork of it inherits as its own maximum.
-    pub(super) own_rss: u64,
-}
 
 /// How far an attempt has come.
 #[derive(Debug)]

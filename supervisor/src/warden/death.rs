@@ -13,10 +13,10 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use super::attempt::Attempt;
-use super::attempt::Ground;
 use super::attempt::Phase;
 use super::attempt::after;
 use super::attempt::now;
+use super::ground::Ground;
 use super::stop::kill_leaf;
 use super::tmpdir::Remover;
 use super::tree::Felled;

@@ -1,7 +1,6 @@
 //! The warden's one loop: sources in, events to attempts, frames out.
 
 use std::collections::BTreeMap;
-use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
@@ -18,24 +17,20 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::time::TimeSpec;
 
-use super::Capabilities;
 use super::EndFile;
 use super::WardenSetup;
 use super::attempt::Attempt;
-use super::attempt::Ground;
 use super::attempt::Phase;
 use super::attempt::now;
 use super::ends;
+use super::ground::Ground;
 use super::message::Down;
 use super::message::Key;
 use super::message::Up;
 use super::start;
-use super::tree::Forest;
-use crate::domain::evidence::Enforcement;
 use crate::domain::evidence::IntentReason;
 use crate::domain::evidence::ProcessEvidence;
 use crate::domain::ids::Fence;
-use crate::kernel::proc::Proc;
 use crate::kernel::process;
 use crate::kernel::reap;
 use crate::kernel::socket;
@@ -122,15 +117,7 @@ impl Warden {
         process::set_name(c"jv:warden").map_err(io::Error::other)?;
         process::become_subreaper().map_err(io::Error::other)?;
         std::fs::create_dir_all(&setup.state_dir)?;
-        let proc = Proc::default();
-        let ground = Ground {
-            forest: Forest::new(proc.clone()),
-            proc,
-            tree: None,
-            state_dir: setup.state_dir,
-            serial: 0,
-            own_rss: 0,
-        };
+        let (ground, notes) = Ground::survey(setup);
         let mut warden = Self {
             socket,
             signals,
@@ -142,20 +129,9 @@ impl Warden {
             gone_by: None,
             reap: true,
         };
-        warden.greet(Vec::new())?;
+        let capabilities = serde_json::to_vec(&warden.ground.capabilities(notes))?;
+        warden.post(&Up::Hello { capabilities }, None, None);
         Ok(warden)
-    }
-
-    fn greet(&mut self, notes: Vec<String>) -> io::Result<()> {
-        let tree = self.ground.tree.as_ref();
-        let capabilities = Capabilities {
-            pid: process::own_pid(),
-            enforcement: tree.map_or(Enforcement::Watchdog, |tree| tree.enforcement()),
-            jobs_group: tree.map(|tree| tree.jobs_group()),
-            notes,
-        };
-        self.post(&Up::Hello { capabilities: serde_json::to_vec(&capabilities)? }, None, None);
-        Ok(())
     }
 
     fn live(&mut self) -> io::Result<()> {
@@ -173,7 +149,7 @@ impl Warden {
                     self.reap = true;
                 }
             }
-            self.know_foreigners();
+            self.ground.know_foreigners(&self.attempts);
             for key in ready.attempts {
                 self.visit(key, |attempt, ground| {
                     attempt.read_errno(ground);
@@ -184,6 +160,7 @@ impl Warden {
                 self.reap_orphans();
             }
             self.tick();
+            self.ground.sweep_if_due();
         }
         if let Some(tree) = &self.ground.tree {
             // Leaves that could not be emptied are left to the next warden's sweep.
@@ -236,7 +213,8 @@ impl Warden {
             return Some(Duration::ZERO);
         }
         let due = self.attempts.values().filter_map(Attempt::wake_at);
-        let due = due.chain(self.resend.filter(|_| !self.outbox.is_empty())).chain(self.gone_by).min();
+        let due = due.chain(self.resend.filter(|_| !self.outbox.is_empty())).chain(self.gone_by);
+        let due = due.chain(self.ground.wake_at()).min();
         due.map(|at| at.saturating_duration_since(now()))
     }
 
@@ -294,21 +272,6 @@ impl Warden {
         for key in due.map(|attempt| attempt.key).collect::<Vec<_>>() {
             self.visit(key, |attempt, ground| attempt.tick(ground, now));
         }
-    }
-
-    /// Tells the forest which of our children some leaf accounts for.
-    fn know_foreigners(&mut self) {
-        if self.ground.forest.is_empty() {
-            return;
-        }
-        let mut foreign = HashSet::new();
-        for attempt in self.attempts.values() {
-            if let Some(leaf) = &attempt.leaf {
-                foreign.insert(attempt.pid);
-                foreign.extend(leaf.procs().unwrap_or_default());
-            }
-        }
-        self.ground.forest.set_foreign(foreign);
     }
 
     /// Takes away dead children that are nobody's main process. Stops at one that is: its own turn comes next round.

@@ -22,6 +22,7 @@ mod attempt;
 pub mod client;
 mod death;
 pub mod ends;
+mod ground;
 mod main_loop;
 pub mod message;
 mod start;

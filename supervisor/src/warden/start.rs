@@ -8,10 +8,10 @@ use std::path::Path;
 
 use super::StartSpec;
 use super::attempt::Attempt;
-use super::attempt::Ground;
 use super::attempt::Phase;
 use super::attempt::after;
 use super::attempt::now;
+use super::ground::Ground;
 use super::message::Key;
 use super::tmpdir;
 use super::watchdog::Sampler;
@@ -159,18 +159,18 @@ fn before(ground: &mut Ground, spec: &StartSpec, leaf: Option<&dyn Leaf>, enforc
     evidence
 }
 
-fn fork(plan: &Plan, stdio: &[OwnedFd; 3], leaf: Option<&dyn Leaf>) -> Result<Spawned, KernelError> {
-    let doors = match leaf {
-        None => Doors::default(),
-        Some(leaf) => {
-            let into = match leaf.entry() {
-                Entry::CloneInto(folder) => Some(folder),
-                Entry::Write => None,
-            };
-            Doors { into, procs: leaf.procs_files() }
-        }
+/// How a process gets into this leaf.
+pub(super) fn doors(leaf: &dyn Leaf) -> Doors<'_> {
+    let into = match leaf.entry() {
+        Entry::CloneInto(folder) => Some(folder),
+        Entry::Write => None,
     };
+    Doors { into, procs: leaf.procs_files() }
+}
+
+fn fork(plan: &Plan, stdio: &[OwnedFd; 3], leaf: Option<&dyn Leaf>) -> Result<Spawned, KernelError> {
     let [stdin, stdout, stderr] = stdio;
+    let doors = leaf.map(doors).unwrap_or_default();
     spawn::spawn(plan, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()], &doors)
 }
 

@@ -6,10 +6,10 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use super::attempt::Attempt;
-use super::attempt::Ground;
 use super::attempt::Phase;
 use super::attempt::after;
 use super::attempt::now;
+use super::ground::Ground;
 use super::message::StopReason;
 use crate::domain::evidence::Intent;
 use crate::domain::evidence::IntentReason;

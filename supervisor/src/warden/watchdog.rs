@@ -8,7 +8,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::attempt::Attempt;
-use super::attempt::Ground;
+use super::ground::Ground;
 use super::tree::LOOK_EVERY;
 use crate::domain::evidence::IntentReason;
 use crate::domain::evidence::WatchdogStrike;
