@@ -45,6 +45,32 @@ async fn i2_an_end_that_the_supervisor_may_have_taken_along_is_written_as_well()
 }
 
 #[tokio::test]
+async fn a_warden_that_does_not_end_is_killed_after_two_seconds() {
+    let mut world = World::watchdog();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(world.pid), nix::sys::signal::Signal::SIGSTOP).unwrap();
+    let begun = Instant::now();
+    assert_eq!(world.close().await, Some(ExitStatus::Signaled(libc::SIGKILL)));
+    assert!((1.9..6.0).contains(&begun.elapsed().as_secs_f64()), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn i2_no_end_is_lost_while_the_supervisor_does_not_listen() {
+    let mut world = World::watchdog();
+    let marks = world.dir.path().join("marks");
+    std::fs::create_dir(&marks).unwrap();
+    let count = 400;
+    for n in 0..count {
+        let mut spec = world.spec(&[]);
+        spec.argv = ["/bin/mkdir", &marks.join(n.to_string()).to_string_lossy()].map(str::to_owned).to_vec();
+        drop(world.start(&spec));
+    }
+    // All have run and nobody has read a frame.
+    wait_until("all marks", || std::fs::read_dir(&marks).unwrap().count() == count).await;
+    world.until("all ends", |world| world.ended.len() == count).await;
+    assert!(world.ended.values().all(|end| end.exit == Some(ExitStatus::Exited(0))));
+}
+
+#[tokio::test]
 async fn signals_do_not_end_a_warden() {
     let mut world = World::watchdog();
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP] {

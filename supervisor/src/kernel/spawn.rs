@@ -442,3 +442,82 @@ fn reset_signals() {
     // Cannot fail: the set is valid.
     SigSet::empty().thread_set_mask().unwrap_or_default();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::reap;
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    fn shell(script: &str) -> Plan {
+        Plan {
+            programs: vec![c"/no/such/sh".into(), c"/bin/sh".into()],
+            argv: vec![c"sh".into(), c"-c".into(), CString::new(script).unwrap()],
+            contained: true,
+            ..Plan::default()
+        }
+    }
+
+    fn end(spawned: &Spawned) -> crate::domain::evidence::ExitStatus {
+        let mut fds = [nix::poll::PollFd::new(spawned.pidfd.as_fd(), nix::poll::PollFlags::POLLIN)];
+        assert_eq!(nix::poll::poll(&mut fds, 20_000_u16), Ok(1));
+        let seen = reap::peek(spawned.pidfd.as_fd()).unwrap();
+        let reaped = reap::reap(spawned.pidfd.as_fd()).unwrap().unwrap();
+        assert_eq!(seen, Some(reaped.exit));
+        reaped.exit
+    }
+
+    #[test]
+    fn the_child_writes_itself_into_every_group_before_anything_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = ["a", "b"].map(|name| File::create(dir.path().join(name)).unwrap());
+        let doors = Doors { into: None, procs: files.iter().map(AsFd::as_fd).collect() };
+        let null = process::null().unwrap();
+        let spawned = spawn(&Plan::default(), &[null.as_fd()], &doors).unwrap();
+        assert_eq!(end(&spawned), crate::domain::evidence::ExitStatus::Exited(127));
+        assert_eq!(
+            read_errno(spawned.errno.as_fd()),
+            ErrnoPipe::Failed(ChildFailure { step: "exec", errno: libc::ENOENT })
+        );
+        for name in ["a", "b"] {
+            assert_eq!(std::fs::read(dir.path().join(name)).unwrap(), b"0");
+        }
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_entered_is_told_as_step_leaf() {
+        let null = process::null().unwrap();
+        let closed = File::open("/dev/null").unwrap();
+        // A folder that is no group makes CLONE_INTO_CGROUP fail; a file that is open for reading only makes the write fail.
+        let folder = File::open("/").unwrap();
+        let doors = Doors { into: Some(folder.as_fd()), procs: vec![closed.as_fd()] };
+        let spawned = spawn(&shell("exit 3"), &[null.as_fd()], &doors).unwrap();
+        end(&spawned);
+        let ErrnoPipe::Failed(failure) = read_errno(spawned.errno.as_fd()) else { panic!("it ran") };
+        assert_eq!((failure.step, failure.errno), ("leaf", libc::EBADF));
+    }
+
+    #[test]
+    fn the_old_way_of_forking_runs_the_same_child() {
+        let (errno, errno_child) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
+        let null = process::null().unwrap();
+        let source = fcntl(&null, FcntlArg::F_DUPFD_CLOEXEC(50)).unwrap();
+        let plan = shell("test \"$(ulimit -c)\" = 0 && exit 5");
+        let child = Child {
+            plan: &plan,
+            argv: pointers(&plan.argv),
+            env: pointers(&plan.env),
+            sources: vec![source],
+            procs: Vec::new(),
+            errno: errno_child.as_raw_fd(),
+            parent: process::own_pid(),
+        };
+        let (pid, pidfd) = clone_old(&child).unwrap();
+        assert!(pidfd.is_none());
+        drop(errno_child);
+        let spawned = Spawned { pid, pidfd: process::pidfd_open(pid).unwrap(), errno };
+        assert_eq!(read_errno(spawned.errno.as_fd()), ErrnoPipe::Closed);
+        assert_eq!(end(&spawned), crate::domain::evidence::ExitStatus::Exited(5));
+    }
+}

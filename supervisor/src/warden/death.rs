@@ -18,6 +18,7 @@ use super::attempt::after;
 use super::attempt::now;
 use super::ground::Ground;
 use super::stop::kill_leaf;
+use super::tmpdir::REMOVED;
 use super::tmpdir::Remover;
 use super::tree::Felled;
 use crate::domain::clock;
@@ -39,9 +40,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Most processes listed by name.
 const LISTED: usize = 32;
-
-/// Entries of the temporary folder that are removed in one round.
-const REMOVED: usize = 256;
 
 impl Attempt {
     /// Reads the errno pipe. A failure is noted; its end leads to the proof of `exec`.

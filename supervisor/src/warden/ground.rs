@@ -19,6 +19,9 @@ use super::attempt::Attempt;
 use super::attempt::now;
 use super::message::Key;
 use super::start::doors;
+use super::tmpdir;
+use super::tmpdir::REMOVED;
+use super::tmpdir::Remover;
 use super::tree::Forest;
 use crate::domain::evidence::Enforcement;
 use crate::kernel::KernelError;
@@ -67,6 +70,8 @@ pub(super) struct Ground {
     pub(super) own_rss: u64,
     /// When to look for leaves of dead wardens again, and the pause after that.
     sweep: Option<(Instant, Duration)>,
+    /// Temporary folders of dead wardens.
+    rubbish: Vec<Remover>,
 }
 
 impl Ground {
@@ -80,7 +85,8 @@ impl Ground {
         };
         let sweep = tree.as_ref().map(|_| (now(), SWEEP_FIRST));
         let forest = Forest::new(proc.clone());
-        (Self { proc, tree, forest, state_dir: setup.state_dir, serial: 0, own_rss: 0, sweep }, notes)
+        let rubbish = tmpdir::set_aside(&setup.state_dir, process::own_pid());
+        (Self { proc, tree, forest, state_dir: setup.state_dir, serial: 0, own_rss: 0, sweep, rubbish }, notes)
     }
 
     /// What the hello says.
@@ -96,11 +102,14 @@ impl Ground {
 
     /// When [`Self::sweep_if_due`] has something to do.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        self.sweep.map(|(at, _)| at)
+        if self.rubbish.is_empty() { self.sweep.map(|(at, _)| at) } else { Some(now()) }
     }
 
-    /// Kills and removes what dead wardens left in the tree, a few times after the start.
+    /// Removes what dead wardens left: folders, a piece at a time, and leaves, a few times after the start.
     pub(super) fn sweep_if_due(&mut self) {
+        if self.rubbish.last_mut().is_some_and(|remover| remover.step(REMOVED)) {
+            self.rubbish.pop();
+        }
         let (Some(tree), Some((at, pause))) = (&self.tree, self.sweep) else { return };
         if at <= now() {
             // What cannot be removed now is tried again, and by the next warden.

@@ -9,6 +9,9 @@ use std::path::PathBuf;
 
 use crate::kernel::spawn::Identity;
 
+/// Entries that are removed in one round of the loop.
+pub(super) const REMOVED: usize = 256;
+
 /// Makes `path` for its owner alone. The folder above lets others pass but not look.
 ///
 /// # Errors
@@ -24,6 +27,18 @@ pub(super) fn make(path: &Path, owner: Option<&Identity>) -> io::Result<()> {
         fs::remove_dir(path)?;
     }
     given
+}
+
+/// Moves what a dead warden left aside, so that no name of ours meets one of its, and answers all that was ever moved.
+pub(super) fn set_aside(state_dir: &Path, own_pid: i32) -> Vec<Remover> {
+    // None there: nothing to move.
+    fs::rename(state_dir.join("tmp"), state_dir.join(format!("tmp-{own_pid}-old"))).unwrap_or_default();
+    let entries = fs::read_dir(state_dir).into_iter().flatten().flatten();
+    let old = entries.filter(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        name.starts_with("tmp-") && name.ends_with("-old")
+    });
+    old.map(|entry| Remover::new(entry.path())).collect()
 }
 
 /// Removes a folder and all below it, some entries a step, never through a symbolic link. Meant for a folder that
@@ -86,6 +101,19 @@ impl Remover {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_dead_warden_left_is_moved_aside_and_removed() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(set_aside(root.path(), 7).is_empty());
+        make(&root.path().join("tmp/a1-1-1"), None).unwrap();
+        fs::create_dir_all(root.path().join("tmp-6-old/a9-9-9")).unwrap();
+        let mut old = set_aside(root.path(), 7);
+        assert_eq!(old.len(), 2);
+        make(&root.path().join("tmp/a1-1-1"), None).unwrap();
+        assert!(old.iter_mut().all(|remover| remover.step(100)));
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1);
+    }
 
     #[test]
     fn a_deep_folder_goes_in_bounded_steps_and_links_are_not_followed() {

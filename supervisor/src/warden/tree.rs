@@ -32,6 +32,9 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Scans take at most this part of one core.
 const LOOK_SHARE: u32 = 20;
 
+/// Scans in one step of a kill.
+const SCANS: u32 = 4;
+
 /// Quiet scans that count as "gone" on a host where processes are made all the time.
 const QUIET_SCANS: u32 = 12;
 
@@ -86,22 +89,41 @@ pub(super) enum Felled {
     Dying,
 }
 
+/// A child of the warden that fits into no family.
+#[derive(Debug)]
+struct Orphan {
+    /// The attempts that were alive at its birth.
+    candidates: BTreeSet<Key>,
+    /// When it was first seen, in tellings of `foreign`: only a later one proves that no cgroup accounts for it.
+    told: u64,
+}
+
 /// All families of one warden.
 #[derive(Debug)]
 pub(super) struct Forest {
     proc: Proc,
     own: i32,
     families: BTreeMap<Key, Family>,
-    orphans: HashMap<(i32, u64), BTreeSet<Key>>,
-    /// Children of the warden that some cgroup accounts for.
+    orphans: HashMap<(i32, u64), Orphan>,
+    /// Children of the warden that some cgroup accounts for; empty: there is none with a cgroup.
     foreign: HashSet<i32>,
+    /// How often `foreign` was told.
+    told: u64,
     looked: Option<(Instant, Duration)>,
 }
 
 impl Forest {
     pub(super) fn new(proc: Proc) -> Self {
         let own = process::own_pid();
-        Self { proc, own, families: BTreeMap::new(), orphans: HashMap::new(), foreign: HashSet::new(), looked: None }
+        Self {
+            proc,
+            own,
+            families: BTreeMap::new(),
+            orphans: HashMap::new(),
+            foreign: HashSet::new(),
+            told: 0,
+            looked: None,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -120,8 +142,8 @@ impl Forest {
     /// The attempt has ended. Orphans that can be nobody else's die at the next look.
     pub(super) fn uproot(&mut self, key: Key) {
         self.families.remove(&key);
-        for candidates in self.orphans.values_mut() {
-            candidates.remove(&key);
+        for orphan in self.orphans.values_mut() {
+            orphan.candidates.remove(&key);
         }
         if !self.orphans.is_empty() {
             self.look();
@@ -131,6 +153,7 @@ impl Forest {
     /// Says which processes belong to attempts that have a cgroup.
     pub(super) fn set_foreign(&mut self, foreign: HashSet<i32>) {
         self.foreign = foreign;
+        self.told += 1;
     }
 
     /// Resident bytes of the tree as far as it is known.
@@ -191,10 +214,16 @@ impl Forest {
         let present: HashSet<(i32, u64)> = strays.iter().map(|stat| (stat.pid, stat.start)).collect();
         self.orphans.retain(|identity, _| present.contains(identity));
         let mut grown = false;
+        let (told, sure) = (self.told, self.foreign.is_empty());
         for stat in strays {
             let elders = self.families.iter().filter(|(_, family)| family.start <= stat.start).map(|(key, _)| *key);
-            let candidates = self.orphans.entry((stat.pid, stat.start)).or_insert_with(|| elders.collect());
-            match (candidates.len(), candidates.first().and_then(|key| self.families.get_mut(key))) {
+            let identity = (stat.pid, stat.start);
+            let orphan = self.orphans.entry(identity).or_insert_with(|| Orphan { candidates: elders.collect(), told });
+            if !sure && orphan.told == told {
+                continue;
+            }
+            let first = orphan.candidates.first().and_then(|key| self.families.get_mut(key));
+            match (orphan.candidates.len(), first) {
                 (0, _) | (_, None) => self.kill(&stat),
                 (1, Some(family)) => grown |= family.known.insert(stat.pid, stat.start).is_none(),
                 (_, Some(_)) => {}
@@ -214,22 +243,32 @@ impl Forest {
 
     /// One step of killing a whole tree, main process included.
     pub(super) fn fell(&mut self, key: Key) -> Felled {
-        let before = self.proc.last_pid();
-        self.look();
-        let Some(family) = self.families.get_mut(&key) else { return Felled::Gone };
-        let still = self.proc.last_pid() == before;
-        if family.living.is_empty() {
+        for _ in 0..SCANS {
+            let before = self.proc.last_pid();
+            self.look();
+            let Some(family) = self.families.get_mut(&key) else { return Felled::Gone };
+            let still = self.proc.last_pid() == before;
+            if !family.living.is_empty() {
+                family.quiet = 0;
+                self.strike(key);
+                if !still {
+                    self.chase(key);
+                }
+                return Felled::Dying;
+            }
             family.quiet += 1;
-            return if still || family.quiet >= QUIET_SCANS { Felled::Gone } else { Felled::Dying };
-        }
-        family.quiet = 0;
-        for stat in self.living(key).to_vec() {
-            self.kill(&stat);
-        }
-        if !still {
-            self.chase(key);
+            if still || family.quiet >= QUIET_SCANS {
+                return Felled::Gone;
+            }
         }
         Felled::Dying
+    }
+
+    /// Kills who was found at the last look.
+    fn strike(&self, key: Key) {
+        for stat in self.living(key) {
+            self.kill(stat);
+        }
     }
 
     /// Looks at the newest pids only, and signals at sight.
@@ -251,7 +290,7 @@ impl Forest {
     fn catch(&mut self, key: Key, pid: i32) -> bool {
         let Some(stat) = self.proc.stat(pid).filter(Stat::is_alive) else { return false };
         let alone = self.families.len() == 1;
-        let stray = stat.ppid == self.own && alone && !self.foreign.contains(&pid);
+        let stray = stat.ppid == self.own && alone && self.foreign.is_empty();
         let Some(family) = self.families.get_mut(&key) else { return false };
         let ours = family.known.get(&pid) == Some(&stat.start) || family.claims(&stat);
         if ours || (stray && stat.start >= family.start) {
