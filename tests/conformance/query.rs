@@ -50,13 +50,14 @@ pub(crate) async fn counts_say_how_many_stand_where(fixture: &dyn Fixture) {
     add(store, new_job("a")).await;
     let counts = store.counts().await.unwrap();
     let expected = [
-        Count { kind: "a".to_owned(), state: JobState::Queued, attempted: 0, jobs: 1, largest: None },
+        Count { kind: "a".to_owned(), state: JobState::Queued, attempted: 0, jobs: 1, smallest: None },
         Count {
             kind: "k".to_owned(),
             state: JobState::Scheduled,
             attempted: 1,
             jobs: 4,
-            largest: Some(Bytes::mib(64)),
+            // Two of them take what their kind says.
+            smallest: None,
         },
     ];
     assert_eq!(counts, expected);

@@ -50,7 +50,7 @@ pub struct TermRow {
 }
 
 /// A job to add.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct NewJob {
     /// Its kind.
     pub kind: String,
@@ -305,8 +305,8 @@ pub struct Count {
     pub attempted: u64,
     /// How many.
     pub jobs: u64,
-    /// The largest memory limit among them; `None`: none is known.
-    pub largest: Option<Bytes>,
+    /// The smallest memory limit among them; `None`: one of them takes its kind's.
+    pub smallest: Option<Bytes>,
 }
 
 /// How long ended jobs are kept.

@@ -81,7 +81,8 @@ pub(super) async fn list(store: &SqliteStore, filter: &Filter) -> Result<Vec<Job
 
 pub(super) async fn counts(store: &SqliteStore) -> Result<Vec<Count>, StoreError> {
     let rows = sqlx::query(
-        "SELECT kind, state, sum(attempt > 0) AS attempted, count(*) AS jobs, max(memory) AS largest
+        "SELECT kind, state, sum(attempt > 0) AS attempted, count(*) AS jobs,
+                CASE WHEN count(*) = count(memory) THEN min(memory) END AS smallest
          FROM jobs GROUP BY kind, state",
     )
     .fetch_all(&store.readers)
@@ -99,7 +100,7 @@ fn count_row(row: &SqliteRow) -> Result<Count, StoreError> {
         state: state(row)?,
         attempted: count(row, "attempted")?,
         jobs: count(row, "jobs")?,
-        largest: size(row, "largest")?,
+        smallest: size(row, "smallest")?,
     })
 }
 
