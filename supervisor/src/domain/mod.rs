@@ -13,6 +13,7 @@ pub mod explain;
 pub mod ids;
 pub mod job;
 mod readings;
+pub mod report;
 pub mod retry;
 pub mod text;
 pub mod units;

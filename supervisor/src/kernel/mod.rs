@@ -6,9 +6,11 @@
 
 pub mod cgroup;
 mod error;
+pub mod host;
 pub mod proc;
 pub mod process;
 pub mod reap;
+pub mod signals;
 pub mod socket;
 pub mod spawn;
 
