@@ -1,10 +1,7 @@
-//! The program `jobvisor`.
+//! The `jobvisor` program.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("warden") => jobvisor::warden::run(),
-        Some(_) | None => ExitCode::from(2),
-    }
+    jobvisor::cli::main()
 }

@@ -1,10 +1,7 @@
-//! The program `jobvisor`, built where tests can find it.
+//! The program under test: the same `main` as the shipped one, built beside the tests.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("warden") => jobvisor::warden::run(),
-        Some(_) | None => ExitCode::from(2),
-    }
+    jobvisor::cli::main()
 }

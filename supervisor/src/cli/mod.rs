@@ -1,1 +1,117 @@
-//! x
+//! The command line: shapes of its arguments, one file a command, and the exit status (a contract).
+//!
+//! Data goes to stdout, everything else to stderr. Exit status: 0 good, 1 the thing asked about failed, 2 usage or
+//! configuration, 3 database out of reach, 4 timed out.
+//!
+//! `run` is special in its order: arguments, `jobs.toml`, the database's lock and the warden come before the first
+//! thread, because the warden is forked.
+
+mod act;
+mod check;
+mod context;
+mod doctor;
+mod enqueue;
+mod failure;
+mod init;
+mod inspect;
+mod list;
+mod migrate;
+mod out;
+mod run;
+mod telemetry;
+mod wait;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::ColorChoice;
+use clap::Parser;
+use clap::Subcommand;
+
+use crate::cli::failure::Failure;
+use crate::warden;
+
+/// Background jobs whose deaths are recorded with their true cause and its proof.
+#[derive(Debug, Parser)]
+#[command(name = "jobvisor", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options that every command takes, anywhere on the line.
+#[derive(Debug, clap::Args)]
+struct Global {
+    /// The configuration file.
+    #[arg(long, global = true, default_value = "jobs.toml", value_name = "FILE", env = "JOBVISOR_CONFIG")]
+    config: PathBuf,
+    /// The database, in place of the one that the configuration names (`sqlite://path`).
+    #[arg(long, global = true, value_name = "URL", env = "JOBVISOR_DATABASE_URL", hide_env_values = true)]
+    database: Option<String>,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    /// When to use colour.
+    #[arg(long, global = true, default_value = "auto", value_name = "WHEN")]
+    color: ColorChoice,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Supervise: claim jobs, run them, record how they end.
+    Run(run::Args),
+    /// Add a job; prints its id.
+    Enqueue(enqueue::Args),
+    /// The whole story of a job: attempts, causes with proof, memory, last output, advice.
+    Inspect(inspect::Args),
+    /// Find jobs.
+    List(list::Args),
+    /// Block until jobs have ended; exit status 0 if all succeeded.
+    Wait(wait::Args),
+    /// Cancel jobs, and wait until those that run have been ended.
+    Cancel(act::CancelArgs),
+    /// Bring ended jobs back with a fresh budget; their history stays.
+    Retry(act::RetryArgs),
+    /// Check the configuration without starting anything.
+    Check,
+    /// Write a first `jobs.toml` and create its database.
+    Init,
+    /// Bring the database's schema up to date.
+    Migrate(migrate::Args),
+    /// What this host and database can do, what enforcement will be in force, how to get better.
+    Doctor,
+    /// The warden's own process; started by `run`.
+    #[command(hide = true)]
+    Warden,
+}
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match &cli.command {
+        Command::Run(args) => run::run(&cli.global, args),
+        Command::Enqueue(args) => enqueue::run(&cli.global, args),
+        Command::Inspect(args) => inspect::run(&cli.global, args),
+        Command::List(args) => list::run(&cli.global, args),
+        Command::Wait(args) => wait::run(&cli.global, args),
+        Command::Cancel(args) => act::cancel(&cli.global, args),
+        Command::Retry(args) => act::retry(&cli.global, args),
+        Command::Check => check::run(&cli.global),
+        Command::Init => init::run(&cli.global),
+        Command::Migrate(args) => migrate::run(&cli.global, args),
+        Command::Doctor => doctor::run(&cli.global),
+        Command::Warden => return warden::run(),
+    };
+    result.unwrap_or_else(|failure| {
+        out::complain(&failure);
+        failure.exit_code()
+    })
+}
+
+/// Exit status 1: the thing asked about failed.
+fn failed() -> ExitCode {
+    Failure::FAILED.into()
+}

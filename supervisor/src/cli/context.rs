@@ -1,0 +1,59 @@
+//! What most commands need first: the configuration where there is one, the database, a runtime.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::cli::Global;
+use crate::cli::failure::Failure;
+use crate::config;
+use crate::config::Config;
+use crate::config::Database;
+use crate::store::Store;
+use crate::store::sqlite::OpenMode;
+use crate::store::sqlite::SqliteStore;
+
+/// The configuration (absent when `--database` names the database and there is no file) and the database's place.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The configuration.
+    pub(crate) config: Option<Config>,
+    /// The SQLite file.
+    pub(crate) path: PathBuf,
+    /// May the schema be brought up to date?
+    pub(crate) migrate: bool,
+}
+
+impl Place {
+    /// Finds them. A configuration that is there is checked, whether or not `--database` is given.
+    pub(crate) fn find(global: &Global) -> Result<Self, Failure> {
+        let url = global.database.as_deref().map(named).transpose()?;
+        let config = match (&url, global.config.exists()) {
+            (Some(_), false) => None,
+            (Some(_) | None, _) => Some(config::load(&global.config)?),
+        };
+        let migrate = config.as_ref().is_none_or(|config| config.migrate);
+        let database = url.or_else(|| config.as_ref().map(|config| config.database.clone()));
+        let Some(Database::Sqlite(path)) = database else {
+            return Err(Failure::usage("no database is named"));
+        };
+        Ok(Self { config, path, migrate })
+    }
+
+    /// Opens the store.
+    pub(crate) async fn open(&self, mode: OpenMode) -> Result<Arc<dyn Store>, Failure> {
+        Ok(Arc::new(SqliteStore::open(&self.path, mode, self.migrate).await?))
+    }
+}
+
+/// The database of `--database`; a relative path starts at the current folder.
+fn named(url: &str) -> Result<Database, Failure> {
+    let here = std::env::current_dir().map_err(|error| Failure::failed(&error))?;
+    config::parse_database(url, &here)
+        .map_err(|(what, hint)| Failure::usage(format!("--database: {what}\nhint: {hint}")))
+}
+
+/// Runs a command's asynchronous part on a runtime of its own.
+pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::failed(&error))?.block_on(work)
+}

@@ -1,0 +1,485 @@
+//! The one owner of what runs: slots, memory, claims under way, breakers of kinds, and the phases of a stop.
+//!
+//! [`Dispatcher::handle`] turns an event into actions. It is synchronous, has no I/O and reads no clock, so it is tested
+//! as a table. Whoever drives it (`drive`) carries the actions out and brings their results back as events.
+//!
+//! Rules held here:
+//! - at most one claim is under way; what comes back while stopping is given back uncharged;
+//! - an attempt holds its slot and its memory from the claim's reply until *all* that was observed of its end is here;
+//! - a kind whose child cannot start is backed off as a kind: 1 s, 2 s, … 32 s, then one attempt as a trial;
+//! - first stop signal (or none): no new claims, attempts may finish for `drain`; second, or the time is over: children
+//!   are told to stop; third: they are killed.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use jiff::Timestamp;
+
+use crate::config::Config;
+use crate::config::KindConfig;
+use crate::domain::ids::AttemptNo;
+use crate::domain::ids::Fence;
+use crate::domain::ids::JobId;
+use crate::domain::ids::Term;
+use crate::domain::job::JobState;
+use crate::domain::units::Bytes;
+use crate::runtime::event::Action;
+use crate::runtime::event::Event;
+use crate::runtime::event::ExitReason;
+use crate::runtime::event::Over;
+use crate::runtime::record;
+use crate::runtime::record::Observer;
+use crate::runtime::spec::row_policy;
+use crate::store::CancelRequest;
+use crate::store::ClaimKind;
+use crate::store::ClaimRequest;
+use crate::store::Claimed;
+use crate::store::Count;
+use crate::warden::message::Key;
+use crate::warden::message::StopReason;
+
+/// The pause of a kind whose child cannot start doubles with each failure up to this one: 1 s to 32 s.
+const BREAKER_DOUBLINGS: u32 = 6;
+/// After so many failed starts in a row, `--until-idle` no longer waits for a kind.
+const BREAKER_GIVE_UP: u32 = 3;
+
+/// What does not change while the supervisor lives.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// The term under which everything is claimed.
+    pub term: Term,
+    /// For the attempts' records.
+    pub observer: Observer,
+    /// Memory for all attempts together.
+    pub budget: Bytes,
+    /// End when nothing is left to do.
+    pub until_idle: bool,
+}
+
+#[derive(Debug)]
+struct Attempt {
+    claimed: Claimed,
+    /// As it was when the attempt was claimed: a reload in between changes neither its grace nor its policy.
+    kind: Arc<KindConfig>,
+    stop: Option<StopReason>,
+    pid: Option<i32>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Breaker {
+    failures: u32,
+    closed_until: Option<Instant>,
+}
+
+/// How far a stop has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Working,
+    Draining,
+    Stopping,
+    Killing,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Dispatcher {
+    identity: Identity,
+    config: Arc<Config>,
+    attempts: BTreeMap<Key, Attempt>,
+    /// Outcomes on their way to the store.
+    unrecorded: BTreeMap<Key, Fence>,
+    breakers: BTreeMap<String, Breaker>,
+    next_key: Key,
+    next_seq: u64,
+    claim_under_way: Option<u64>,
+    claim_again: bool,
+    idle_check_under_way: bool,
+    turn: usize,
+    phase: Phase,
+    drain_until: Option<Instant>,
+    own_stop: Option<Timestamp>,
+    /// Between the death of a warden and the next one.
+    warden_away: bool,
+    no_warden: Option<String>,
+}
+
+impl Dispatcher {
+    /// A dispatcher that runs nothing yet.
+    #[must_use]
+    pub fn new(identity: Identity, config: Arc<Config>) -> Self {
+        Self {
+            identity,
+            config,
+            attempts: BTreeMap::new(),
+            unrecorded: BTreeMap::new(),
+            breakers: BTreeMap::new(),
+            next_key: 1,
+            next_seq: 1,
+            claim_under_way: None,
+            claim_again: false,
+            idle_check_under_way: false,
+            turn: 0,
+            phase: Phase::Working,
+            drain_until: None,
+            own_stop: None,
+            warden_away: false,
+            no_warden: None,
+        }
+    }
+
+    /// The next time at which [`Event::Deadline`] is due.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let breakers = self.breakers.values().filter_map(|breaker| breaker.closed_until);
+        let drain = if self.phase == Phase::Draining { self.drain_until } else { None };
+        breakers.chain(drain).min()
+    }
+
+    /// The lowest claim sequence whose reply may still come: rows below it are known to be ours or lost.
+    #[must_use]
+    pub fn oldest_unanswered(&self) -> u64 {
+        self.claim_under_way.unwrap_or(self.next_seq)
+    }
+
+    /// One line for people and for the service manager.
+    #[must_use]
+    pub fn status(&self) -> String {
+        let phase = match self.phase {
+            Phase::Working => "working",
+            Phase::Draining => "draining",
+            Phase::Stopping | Phase::Killing => "stopping",
+        };
+        let pids: Vec<String> = self
+            .attempts
+            .values()
+            .map(|attempt| {
+                let pid = attempt.pid.map_or_else(|| "starting".to_owned(), |pid| format!("pid {pid}"));
+                format!("{} {} ({pid})", attempt.claimed.kind, attempt.claimed.fence)
+            })
+            .collect();
+        format!(
+            "{phase}: {} running, {} outcome(s) to record, {} of {} reserved{}{}",
+            self.attempts.len(),
+            self.unrecorded.len(),
+            self.reserved(),
+            self.identity.budget,
+            if pids.is_empty() { "" } else { ": " },
+            pids.join(", ")
+        )
+    }
+
+    /// What follows from an event.
+    pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::Wake => self.claim_again = true,
+            Event::Deadline => self.deadline(now, &mut actions),
+            Event::Claimed { seq, jobs } => self.claimed(seq, jobs, &mut actions),
+            Event::Started { key, pid } => self.started(key, pid),
+            Event::Over(over) => self.over(*over, now, &mut actions),
+            Event::Recorded { key, .. } => {
+                self.unrecorded.remove(&key);
+            }
+            Event::OwnRows { rows, below } => self.own_rows(&rows, below, &mut actions),
+            Event::CancelAsked(requests) => self.cancel(&requests, &mut actions),
+            Event::StopSignal { at, .. } => self.stop_signal(at, now, &mut actions),
+            Event::WardenLost => self.warden_away = true,
+            Event::WardenReplaced => {
+                self.warden_away = false;
+                self.claim_again = true;
+            }
+            Event::NoWarden { why } => self.no_warden = Some(why),
+            Event::Counts(counts) => self.counts(&counts, now, &mut actions),
+            Event::CountsUnknown => self.idle_check_under_way = false,
+            Event::Report => {}
+            Event::Reloaded(config) => {
+                self.config = config;
+                self.claim_again = true;
+            }
+        }
+        self.go_on(now, &mut actions);
+        actions
+    }
+
+    /// What follows from the state alone: claim, look whether all is done, leave.
+    fn go_on(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let quiet = self.attempts.is_empty() && self.claim_under_way.is_none();
+        if let Some(why) = self.no_warden.clone() {
+            if quiet && self.unrecorded.is_empty() {
+                actions.push(Action::Exit(ExitReason::NoWarden { why }));
+            }
+            return;
+        }
+        if self.phase > Phase::Working {
+            if quiet && self.unrecorded.is_empty() {
+                actions.push(Action::Exit(ExitReason::Stopped));
+            }
+            return;
+        }
+        if self.claim_again && self.claim_under_way.is_none() && !self.warden_away {
+            self.claim_again = false;
+            if let Some(request) = self.claim_request(now) {
+                self.claim_under_way = Some(request.seq);
+                actions.push(Action::Claim(request));
+                return;
+            }
+            self.check_idle(actions);
+        }
+    }
+
+    fn check_idle(&mut self, actions: &mut Vec<Action>) {
+        let quiet = self.attempts.is_empty() && self.unrecorded.is_empty() && self.claim_under_way.is_none();
+        if self.identity.until_idle && quiet && !self.idle_check_under_way {
+            self.idle_check_under_way = true;
+            actions.push(Action::CheckIdle);
+        }
+    }
+
+    fn reserved(&self) -> Bytes {
+        Bytes(self.attempts.values().map(|attempt| attempt.claimed.memory.0).sum())
+    }
+
+    fn running_of(&self, kind: &str) -> u32 {
+        let count = self.attempts.values().filter(|attempt| attempt.claimed.kind == kind).count();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn free_slots(&self, kind: &str, slots: u32, now: Instant) -> u32 {
+        let slots = match self.breakers.get(kind) {
+            Some(breaker) if breaker.closed_until.is_some_and(|until| now < until) => 0,
+            Some(breaker) if breaker.failures > 0 => 1,
+            Some(_) | None => slots,
+        };
+        slots.saturating_sub(self.running_of(kind))
+    }
+
+    fn claim_request(&mut self, now: Instant) -> Option<ClaimRequest> {
+        let mut kinds: Vec<ClaimKind> = self
+            .config
+            .kinds
+            .values()
+            .map(|kind| ClaimKind {
+                kind: kind.name.clone(),
+                free: self.free_slots(&kind.name, kind.slots, now),
+                policy: row_policy(kind),
+            })
+            .filter(|kind| kind.free > 0)
+            .collect();
+        let free_memory = Bytes(self.identity.budget.0.saturating_sub(self.reserved().0));
+        if kinds.is_empty() || free_memory.0 == 0 {
+            return None;
+        }
+        let turn = self.turn % kinds.len();
+        kinds.rotate_left(turn);
+        self.turn = self.turn.wrapping_add(1);
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        Some(ClaimRequest { term: self.identity.term, seq, kinds, free_memory, whole_budget: self.identity.budget })
+    }
+
+    fn claimed(&mut self, seq: u64, jobs: Option<Vec<Claimed>>, actions: &mut Vec<Action>) {
+        if self.claim_under_way != Some(seq) {
+            return;
+        }
+        self.claim_under_way = None;
+        let Some(jobs) = jobs else { return };
+        if jobs.is_empty() {
+            self.check_idle(actions);
+            return;
+        }
+        self.claim_again = true;
+        for claimed in jobs {
+            let kind = self.config.kinds.get(&claimed.kind).cloned().map(Arc::new);
+            match kind {
+                Some(kind) if self.phase == Phase::Working && !self.warden_away && self.no_warden.is_none() => {
+                    let key = self.new_key();
+                    actions.push(Action::Start { key, claimed: Box::new(claimed.clone()), kind: Arc::clone(&kind) });
+                    self.attempts.insert(key, Attempt { claimed, kind, stop: None, pid: None });
+                }
+                Some(_) | None => self.give_back(claimed.fence, actions),
+            }
+        }
+    }
+
+    fn new_key(&mut self) -> Key {
+        let key = self.next_key;
+        self.next_key += 1;
+        key
+    }
+
+    fn give_back(&mut self, fence: Fence, actions: &mut Vec<Action>) {
+        let key = self.new_key();
+        self.unrecorded.insert(key, fence);
+        actions.push(Action::Record { key, finish: Box::new(record::give_back(fence)) });
+    }
+
+    fn started(&mut self, key: Key, pid: i32) {
+        if let Some(attempt) = self.attempts.get_mut(&key) {
+            attempt.pid = Some(pid);
+            if self.breakers.remove(&attempt.claimed.kind).is_some() {
+                self.claim_again = true;
+            }
+        }
+    }
+
+    fn over(&mut self, over: Over, now: Instant, actions: &mut Vec<Action>) {
+        let key = over.key;
+        let Some(attempt) = self.attempts.remove(&key) else { return };
+        self.claim_again = true;
+        let kind = &attempt.kind;
+        let finish = record::conclude(over, &attempt.claimed, kind, self.own_stop, &self.identity.observer);
+        if finish.decision.breaker {
+            let breaker = self.breakers.entry(kind.name.clone()).or_default();
+            breaker.failures = breaker.failures.saturating_add(1);
+            let pause = Duration::from_secs(1 << breaker.failures.min(BREAKER_DOUBLINGS).saturating_sub(1));
+            breaker.closed_until = Some(now + pause);
+        }
+        self.unrecorded.insert(key, attempt.claimed.fence);
+        actions.push(Action::Record { key, finish: Box::new(finish) });
+    }
+
+    fn own_rows(&mut self, rows: &[(JobId, AttemptNo)], below: u64, actions: &mut Vec<Action>) {
+        if below > self.oldest_unanswered() {
+            return;
+        }
+        let held: BTreeSet<(JobId, AttemptNo)> = self
+            .attempts
+            .values()
+            .map(|attempt| attempt.claimed.fence)
+            .chain(self.unrecorded.values().copied())
+            .map(|fence| (fence.job, fence.attempt))
+            .collect();
+        for &(job, attempt) in rows.iter().filter(|row| !held.contains(row)) {
+            self.give_back(Fence { job, attempt, term: self.identity.term }, actions);
+        }
+    }
+
+    fn cancel(&mut self, requests: &[CancelRequest], actions: &mut Vec<Action>) {
+        for request in requests {
+            let found = self.attempts.iter().find(|(_, attempt)| {
+                attempt.claimed.fence.job == request.job && attempt.claimed.fence.attempt == request.attempt
+            });
+            if let Some((&key, _)) = found {
+                self.stop(key, StopReason::Cancelled, None, actions);
+            }
+        }
+    }
+
+    /// Asks for an attempt's end, once for each reason that is stronger than the last.
+    fn stop(&mut self, key: Key, reason: StopReason, grace: Option<Duration>, actions: &mut Vec<Action>) {
+        let Some(attempt) = self.attempts.get_mut(&key) else { return };
+        if attempt.stop.is_some() && grace.is_none() {
+            return;
+        }
+        attempt.stop = attempt.stop.or(Some(reason));
+        actions.push(Action::Stop { key, reason, grace: grace.unwrap_or(attempt.kind.grace) });
+    }
+
+    fn stop_all(&mut self, grace: Option<Duration>, actions: &mut Vec<Action>) {
+        let keys: Vec<Key> = self.attempts.keys().copied().collect();
+        for key in keys {
+            self.stop(key, StopReason::Drained, grace, actions);
+        }
+    }
+
+    fn stop_signal(&mut self, at: Timestamp, now: Instant, actions: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Working => {
+                self.phase = Phase::Draining;
+                self.own_stop = Some(at);
+                self.drain_until = Some(now + self.config.supervisor.drain);
+                actions.push(Action::Stopping);
+            }
+            Phase::Draining => {
+                self.phase = Phase::Stopping;
+                self.stop_all(None, actions);
+            }
+            Phase::Stopping | Phase::Killing => {
+                self.phase = Phase::Killing;
+                self.stop_all(Some(Duration::ZERO), actions);
+            }
+        }
+    }
+
+    fn deadline(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if self.phase == Phase::Draining && self.drain_until.is_some_and(|until| now >= until) {
+            self.phase = Phase::Stopping;
+            self.stop_all(None, actions);
+        }
+        for breaker in
+            self.breakers.values_mut().filter(|breaker| breaker.closed_until.is_some_and(|until| now >= until))
+        {
+            breaker.closed_until = None;
+            self.claim_again = true;
+        }
+    }
+
+    fn counts(&mut self, counts: &[Count], now: Instant, actions: &mut Vec<Action>) {
+        self.idle_check_under_way = false;
+        let quiet = self.attempts.is_empty() && self.unrecorded.is_empty() && self.claim_under_way.is_none();
+        if !quiet || self.phase > Phase::Working {
+            return;
+        }
+        let mut stuck = Vec::new();
+        for count in counts.iter().filter(|count| count.jobs > 0 && !count.state.is_final()) {
+            match self.hopeless(count) {
+                Some(why) => stuck.push(why),
+                None if waits_for(count) => {
+                    // Still to be done; a claim right away only where one can succeed, else the next poll looks again.
+                    let claimable = count.state == JobState::Queued
+                        && self
+                            .config
+                            .kinds
+                            .get(&count.kind)
+                            .is_some_and(|kind| self.free_slots(&kind.name, kind.slots, now) > 0);
+                    self.claim_again |= claimable;
+                    return;
+                }
+                None => {}
+            }
+        }
+        actions.push(Action::Exit(ExitReason::Idle { stuck }));
+    }
+
+    /// Why nobody living can run these jobs; `None`: somebody can, or nobody needs to.
+    fn hopeless(&self, count: &Count) -> Option<String> {
+        if count.state != JobState::Queued && !(count.state == JobState::Scheduled && count.attempted > 0) {
+            return None;
+        }
+        let jobs = count.jobs;
+        let Some(kind) = self.config.kinds.get(&count.kind) else {
+            return Some(format!(
+                "{jobs} job(s) of kind `{}`, which {} does not know",
+                count.kind,
+                self.config.path.display()
+            ));
+        };
+        if let Some(breaker) = self.breakers.get(&kind.name)
+            && breaker.failures >= BREAKER_GIVE_UP
+        {
+            return Some(format!("{jobs} job(s) of kind `{}`, whose child cannot be started", count.kind));
+        }
+        let smallest = count.smallest.unwrap_or(kind.memory);
+        (smallest > self.identity.budget).then(|| {
+            format!(
+                "{jobs} job(s) of kind `{}` that need {smallest}; the memory budget is {}",
+                count.kind, self.identity.budget
+            )
+        })
+    }
+}
+
+/// Whether `--until-idle` waits for these jobs: all but those that were scheduled for later and never tried.
+fn waits_for(count: &Count) -> bool {
+    match count.state {
+        JobState::Queued | JobState::Running | JobState::Waiting => true,
+        JobState::Scheduled => count.attempted > 0,
+        JobState::Succeeded | JobState::Cancelled | JobState::Dead => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

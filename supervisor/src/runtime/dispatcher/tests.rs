@@ -1,0 +1,376 @@
+//! The dispatcher as a table: events in, actions out.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::*;
+use crate::config::CommandTemplate;
+use crate::config::Database;
+use crate::config::Enforce;
+use crate::config::MemoryBudget;
+use crate::config::Output;
+use crate::config::SupervisorConfig;
+use crate::domain::clock;
+use crate::domain::evidence::ExitMeaning;
+use crate::domain::evidence::ExitStatus;
+use crate::domain::evidence::ProcessEvidence;
+use crate::domain::evidence::Stage;
+use crate::domain::evidence::StartFailure;
+use crate::domain::job::Budget;
+use crate::domain::retry::Backoff;
+use crate::domain::retry::Next;
+use crate::domain::retry::OnOom;
+use crate::runtime::event::ChildOutput;
+use crate::runtime::event::End;
+use crate::store::Finish;
+use crate::store::Finished;
+
+const KIND_MEMORY: Bytes = Bytes::mib(64);
+
+fn kind(name: &str, slots: u32) -> KindConfig {
+    KindConfig {
+        name: name.to_owned(),
+        command: CommandTemplate { argv: vec!["true".to_owned()] },
+        slots,
+        memory: KIND_MEMORY,
+        enforce: Enforce::Auto,
+        on_oom: OnOom::Retry,
+        timeout: Duration::from_secs(60),
+        grace: Duration::from_secs(10),
+        start_timeout: Duration::from_secs(30),
+        max_attempts: 3,
+        max_interruptions: 5,
+        backoff: Backoff::default(),
+        env: BTreeMap::new(),
+        tolerate_oom: false,
+        output: Output::Tail,
+        cwd: PathBuf::from("/"),
+        user: None,
+        group: None,
+        nice: None,
+        pids: 512,
+        exit_codes: BTreeMap::from([(0, ExitMeaning::Success)]),
+    }
+}
+
+fn config(kinds: &[KindConfig]) -> Arc<Config> {
+    Arc::new(Config {
+        path: PathBuf::from("jobs.toml"),
+        database: Database::Sqlite(PathBuf::from("/tmp/x.db")),
+        migrate: true,
+        supervisor: SupervisorConfig {
+            name: "here".to_owned(),
+            state_dir: PathBuf::from("/tmp/state"),
+            memory_budget: MemoryBudget::Share(0.8),
+            drain: Duration::from_secs(30),
+            lease: Duration::from_secs(30),
+            poll: Duration::from_secs(1),
+            max_payload: Bytes::mib(1),
+            max_result: Bytes::mib(1),
+            retain: (Duration::ZERO, Duration::ZERO, Duration::ZERO),
+        },
+        kinds: kinds.iter().map(|kind| (kind.name.clone(), kind.clone())).collect(),
+        schedules: BTreeMap::new(),
+        warnings: Vec::new(),
+    })
+}
+
+/// A dispatcher and a clock that only moves when told to.
+struct Bench {
+    dispatcher: Dispatcher,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(kinds: &[KindConfig], budget: Bytes, until_idle: bool) -> Self {
+        let observer = Observer { supervisor: "here".to_owned(), host: "host".to_owned() };
+        let identity = Identity { term: Term::new(), observer, budget, until_idle };
+        Self { dispatcher: Dispatcher::new(identity, config(kinds)), now: clock::monotonic() }
+    }
+
+    fn handle(&mut self, event: Event) -> Vec<Action> {
+        self.dispatcher.handle(event, self.now)
+    }
+
+    /// Asks for work, is asked for a claim, answers it with `jobs`, and returns the keys that are started.
+    fn claim(&mut self, jobs: &[(i64, &str)]) -> Vec<Key> {
+        let seq = claim_of(&self.handle(Event::Wake)).expect("a claim").seq;
+        let jobs = jobs.iter().map(|&(id, kind)| self.job(id, kind)).collect();
+        let actions = self.handle(Event::Claimed { seq, jobs: Some(jobs) });
+        if let Some(more) = claim_of(&actions) {
+            let seq = more.seq;
+            self.handle(Event::Claimed { seq, jobs: Some(Vec::new()) });
+        }
+        actions
+            .iter()
+            .filter_map(|action| if let Action::Start { key, .. } = action { Some(*key) } else { None })
+            .collect()
+    }
+
+    fn job(&self, id: i64, kind: &str) -> Claimed {
+        Claimed {
+            fence: Fence { job: JobId(id), attempt: AttemptNo(1), term: self.dispatcher.identity.term },
+            kind: kind.to_owned(),
+            payload: "{}".to_owned(),
+            budget: Budget { charged: 1, max_attempts: 3, interruptions: 0, max_interruptions: 5 },
+            memory: KIND_MEMORY,
+            priority: 0,
+            claimed_at: clock::now(),
+            run_at: clock::now(),
+        }
+    }
+
+    fn ends(&mut self, key: Key, process: ProcessEvidence) -> Vec<Action> {
+        let end = End::Seen(Box::new(process));
+        self.handle(Event::Over(Box::new(Over {
+            key,
+            end,
+            output: ChildOutput::default(),
+            random: 0.5,
+            at: clock::now(),
+        })))
+    }
+
+    fn stop_signal(&mut self) -> Vec<Action> {
+        self.handle(Event::StopSignal { from: "SIGTERM".to_owned(), at: clock::now() })
+    }
+}
+
+fn claim_of(actions: &[Action]) -> Option<&ClaimRequest> {
+    actions.iter().find_map(|action| if let Action::Claim(request) = action { Some(request) } else { None })
+}
+
+fn recorded(actions: &[Action]) -> Vec<(Key, &Finish)> {
+    let one = |action| if let &Action::Record { key, ref finish } = action { Some((key, &**finish)) } else { None };
+    actions.iter().filter_map(one).collect()
+}
+
+fn stops(actions: &[Action]) -> Vec<(Key, StopReason, Duration)> {
+    let one = |action: &Action| {
+        if let Action::Stop { key, reason, grace } = action { Some((*key, *reason, *grace)) } else { None }
+    };
+    actions.iter().filter_map(one).collect()
+}
+
+fn exit_of(actions: &[Action]) -> Option<&ExitReason> {
+    actions.iter().find_map(|action| if let Action::Exit(reason) = action { Some(reason) } else { None })
+}
+
+fn exited(code: i32) -> ProcessEvidence {
+    ProcessEvidence { stage: Stage::AfterExec, exit: Some(ExitStatus::Exited(code)), ..ProcessEvidence::default() }
+}
+
+fn not_found() -> ProcessEvidence {
+    let failure = StartFailure { step: "exec".to_owned(), errno: 2, message: "no such program".to_owned() };
+    ProcessEvidence { start_failure: Some(failure), ..ProcessEvidence::default() }
+}
+
+#[test]
+fn a_claim_asks_for_free_slots_and_free_memory_and_only_one_is_under_way() {
+    let mut bench = Bench::new(&[kind("a", 3), kind("b", 1)], Bytes::mib(200), false);
+    let actions = bench.handle(Event::Wake);
+    let request = claim_of(&actions).expect("a claim").clone();
+    assert_eq!(request.free_memory, Bytes::mib(200));
+    assert!(claim_of(&bench.handle(Event::Wake)).is_none(), "one claim at a time");
+    let jobs = Some(vec![bench.job(1, "a"), bench.job(2, "b")]);
+    let actions = bench.handle(Event::Claimed { seq: request.seq, jobs });
+    let again = claim_of(&actions).expect("more may be there");
+    assert_eq!(again.free_memory, Bytes::mib(72));
+    assert_eq!(again.kinds.iter().map(|kind| (kind.kind.as_str(), kind.free)).collect::<Vec<_>>(), [("a", 2)]);
+    assert!(again.seq > request.seq);
+}
+
+#[test]
+fn kinds_take_turns_at_being_first() {
+    let mut bench = Bench::new(&[kind("a", 3), kind("b", 3)], Bytes::mib(1000), false);
+    let mut first = Vec::new();
+    for _ in 0..3 {
+        let request = claim_of(&bench.handle(Event::Wake)).expect("a claim").clone();
+        first.push(request.kinds[0].kind.clone());
+        bench.handle(Event::Claimed { seq: request.seq, jobs: Some(Vec::new()) });
+    }
+    assert_eq!(first, ["a", "b", "a"]);
+}
+
+#[test]
+fn slot_and_memory_are_held_until_the_end_is_known_and_the_outcome_is_held_until_it_is_recorded() {
+    let mut bench = Bench::new(&[kind("a", 1)], Bytes::mib(1000), true);
+    let keys = bench.claim(&[(1, "a")]);
+    assert!(claim_of(&bench.handle(Event::Wake)).is_none(), "no slot is free");
+    let actions = bench.ends(keys[0], exited(0));
+    let outcomes = recorded(&actions);
+    assert_eq!(outcomes[0].1.decision.next, Next::Succeeded);
+    let seq = claim_of(&actions).expect("the slot is free again").seq;
+    let actions = bench.handle(Event::Claimed { seq, jobs: Some(Vec::new()) });
+    assert!(!actions.iter().any(|action| matches!(action, Action::CheckIdle)), "an outcome is still to be recorded");
+    bench.handle(Event::Recorded { key: keys[0], finished: Finished::Recorded(JobState::Succeeded) });
+    let seq = claim_of(&bench.handle(Event::Wake)).expect("a claim").seq;
+    let actions = bench.handle(Event::Claimed { seq, jobs: Some(Vec::new()) });
+    assert!(matches!(actions[..], [Action::CheckIdle]));
+    assert_eq!(exit_of(&bench.handle(Event::Counts(Vec::new()))), Some(&ExitReason::Idle { stuck: Vec::new() }));
+}
+
+#[test]
+fn i9_the_first_signal_drains_the_second_stops_and_the_third_kills() {
+    let mut bench = Bench::new(&[kind("a", 2)], Bytes::mib(1000), false);
+    let keys = bench.claim(&[(1, "a"), (2, "a")]);
+    let actions = bench.stop_signal();
+    assert!(matches!(actions[..], [Action::Stopping]), "attempts may finish: {actions:?}");
+    assert!(claim_of(&bench.handle(Event::Wake)).is_none(), "nothing new");
+    let grace = Duration::from_secs(10);
+    assert_eq!(
+        stops(&bench.stop_signal()),
+        [(keys[0], StopReason::Drained, grace), (keys[1], StopReason::Drained, grace)]
+    );
+    let at_once = Duration::ZERO;
+    assert_eq!(
+        stops(&bench.stop_signal()),
+        [(keys[0], StopReason::Drained, at_once), (keys[1], StopReason::Drained, at_once)]
+    );
+    for key in keys {
+        assert_eq!(exit_of(&bench.ends(key, exited(0))), None);
+        let last = bench.handle(Event::Recorded { key, finished: Finished::Recorded(JobState::Succeeded) });
+        assert_eq!(exit_of(&last).is_some(), bench.dispatcher.attempts.is_empty());
+    }
+}
+
+#[test]
+fn a_drain_that_takes_too_long_becomes_a_stop() {
+    let mut bench = Bench::new(&[kind("a", 1)], Bytes::mib(1000), false);
+    bench.claim(&[(1, "a")]);
+    bench.stop_signal();
+    assert_eq!(bench.dispatcher.next_deadline(), Some(bench.now + Duration::from_secs(30)));
+    bench.now += Duration::from_secs(30);
+    assert_eq!(stops(&bench.handle(Event::Deadline)).len(), 1);
+    assert_eq!(bench.dispatcher.next_deadline(), None);
+}
+
+#[test]
+fn i9_a_claim_that_comes_back_while_stopping_is_given_back_uncharged() {
+    let mut bench = Bench::new(&[kind("a", 1)], Bytes::mib(1000), false);
+    let seq = claim_of(&bench.handle(Event::Wake)).expect("a claim").seq;
+    assert!(exit_of(&bench.stop_signal()).is_none(), "the claim's reply is still to come");
+    let job = bench.job(1, "a");
+    let actions = bench.handle(Event::Claimed { seq, jobs: Some(vec![job]) });
+    let outcomes = recorded(&actions);
+    assert_eq!(outcomes.len(), 1);
+    assert!(outcomes[0].1.decision.refund && outcomes[0].1.verdict.is_none());
+    assert!(exit_of(&actions).is_none(), "it is not on record yet");
+    let key = outcomes[0].0;
+    let actions = bench.handle(Event::Recorded { key, finished: Finished::Recorded(JobState::Queued) });
+    assert_eq!(exit_of(&actions), Some(&ExitReason::Stopped));
+}
+
+#[test]
+fn i2_a_row_of_ours_that_is_not_held_is_given_back_but_not_one_whose_claim_is_under_way() {
+    let mut bench = Bench::new(&[kind("a", 5)], Bytes::mib(1000), false);
+    bench.claim(&[(1, "a")]);
+    let under_way = bench.dispatcher.oldest_unanswered();
+    let rows = vec![(JobId(1), AttemptNo(1)), (JobId(2), AttemptNo(4))];
+    assert!(recorded(&bench.handle(Event::OwnRows { rows: rows.clone(), below: under_way + 1 })).is_empty());
+    let actions = bench.handle(Event::OwnRows { rows: rows.clone(), below: under_way });
+    let outcomes = recorded(&actions);
+    assert_eq!(outcomes.len(), 1);
+    assert_eq!((outcomes[0].1.fence.job, outcomes[0].1.fence.attempt), (JobId(2), AttemptNo(4)));
+    assert!(recorded(&bench.handle(Event::OwnRows { rows, below: under_way })).is_empty(), "once");
+}
+
+#[test]
+fn a_cancel_stops_the_attempt_it_names_once() {
+    let mut bench = Bench::new(&[kind("a", 2)], Bytes::mib(1000), false);
+    let keys = bench.claim(&[(1, "a"), (2, "a")]);
+    let request = |attempt| vec![CancelRequest { job: JobId(2), attempt: AttemptNo(attempt), by: "x".to_owned() }];
+    assert!(stops(&bench.handle(Event::CancelAsked(request(7)))).is_empty(), "another attempt");
+    assert_eq!(
+        stops(&bench.handle(Event::CancelAsked(request(1)))),
+        [(keys[1], StopReason::Cancelled, Duration::from_secs(10))]
+    );
+    assert!(stops(&bench.handle(Event::CancelAsked(request(1)))).is_empty());
+}
+
+#[test]
+fn a_kind_whose_child_cannot_start_is_backed_off_as_a_kind_and_burns_no_attempt() {
+    let mut bench = Bench::new(&[kind("a", 4), kind("b", 1)], Bytes::mib(1000), false);
+    let mut pauses = Vec::new();
+    for id in 1..=8 {
+        let keys = bench.claim(&[(id, "a")]);
+        let actions = bench.ends(keys[0], not_found());
+        let (key, finish) = recorded(&actions)[0];
+        assert!(finish.decision.refund && finish.decision.breaker);
+        // The claim that follows at once is for the healthy kind alone.
+        let request = claim_of(&actions).expect("the other kind goes on").clone();
+        assert_eq!(request.kinds.iter().map(|kind| kind.kind.as_str()).collect::<Vec<_>>(), ["b"]);
+        bench.handle(Event::Recorded { key, finished: Finished::Recorded(JobState::Scheduled) });
+        bench.handle(Event::Claimed { seq: request.seq, jobs: Some(Vec::new()) });
+        let until = bench.dispatcher.next_deadline().expect("a pause");
+        pauses.push((until - bench.now).as_secs());
+        bench.now = until;
+        let actions = bench.handle(Event::Deadline);
+        let request = claim_of(&actions).expect("a trial").clone();
+        let trial = request.kinds.iter().find(|kind| kind.kind == "a").expect("asked for");
+        assert_eq!(trial.free, 1, "one at a time until one starts");
+        bench.handle(Event::Claimed { seq: request.seq, jobs: Some(Vec::new()) });
+    }
+    assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 32, 32]);
+    let keys = bench.claim(&[(9, "a")]);
+    bench.handle(Event::Started { key: keys[0], pid: 1 });
+    assert_eq!(bench.dispatcher.free_slots("a", 4, bench.now), 3, "one start makes the kind whole");
+}
+
+#[test]
+fn until_idle_waits_for_what_can_still_run_and_names_what_nobody_can() {
+    let count =
+        |kind: &str, state, attempted, smallest| Count { kind: kind.to_owned(), state, attempted, jobs: 2, smallest };
+    let cases = [
+        (vec![count("a", JobState::Scheduled, 0, None), count("a", JobState::Dead, 2, None)], Some(0)),
+        (vec![count("a", JobState::Scheduled, 2, None)], None),
+        (vec![count("a", JobState::Running, 2, None)], None),
+        (vec![count("a", JobState::Waiting, 0, None)], None),
+        (vec![count("a", JobState::Queued, 0, None)], None),
+        (vec![count("nobody", JobState::Queued, 0, None)], Some(1)),
+        (vec![count("a", JobState::Queued, 0, Some(Bytes::mib(2000)))], Some(1)),
+        (vec![count("nobody", JobState::Queued, 0, None), count("a", JobState::Scheduled, 1, None)], None),
+    ];
+    for (counts, expected) in cases {
+        let mut bench = Bench::new(&[kind("a", 1)], Bytes::mib(1000), true);
+        let seq = claim_of(&bench.handle(Event::Wake)).expect("a claim").seq;
+        assert!(matches!(bench.handle(Event::Claimed { seq, jobs: Some(Vec::new()) })[..], [Action::CheckIdle]));
+        let actions = bench.handle(Event::Counts(counts.clone()));
+        let stuck = exit_of(&actions).map(|reason| {
+            let ExitReason::Idle { stuck } = reason else { panic!("{reason:?}") };
+            stuck.len()
+        });
+        assert_eq!(stuck, expected, "{counts:?}");
+    }
+}
+
+#[test]
+fn nothing_is_started_between_two_wardens_and_the_supervisor_leaves_when_there_is_no_other() {
+    let mut bench = Bench::new(&[kind("a", 4)], Bytes::mib(1000), false);
+    let keys = bench.claim(&[(1, "a")]);
+    let under_way = claim_of(&bench.handle(Event::Wake)).expect("a claim").seq;
+    bench.handle(Event::WardenLost);
+    let job = bench.job(2, "a");
+    let actions = bench.handle(Event::Claimed { seq: under_way, jobs: Some(vec![job]) });
+    assert_eq!(recorded(&actions).len(), 1, "given back: {actions:?}");
+    let given_back = recorded(&actions)[0].0;
+    assert!(claim_of(&bench.handle(Event::Wake)).is_none());
+    assert!(claim_of(&bench.handle(Event::WardenReplaced)).is_some());
+    bench.handle(Event::WardenLost);
+    bench.handle(Event::NoWarden { why: "no memory".to_owned() });
+    let lost = Over {
+        key: keys[0],
+        end: End::WardenLost { pid: 7, exit: None },
+        output: ChildOutput::default(),
+        random: 0.0,
+        at: clock::now(),
+    };
+    let actions = bench.handle(Event::Over(Box::new(lost)));
+    assert!(recorded(&actions)[0].1.decision.interruption);
+    let seq = bench.dispatcher.oldest_unanswered();
+    for key in [given_back, keys[0]] {
+        bench.handle(Event::Recorded { key, finished: Finished::Recorded(JobState::Scheduled) });
+    }
+    let actions = bench.handle(Event::Claimed { seq, jobs: Some(Vec::new()) });
+    assert_eq!(exit_of(&actions), Some(&ExitReason::NoWarden { why: "no memory".to_owned() }));
+}
