@@ -1,1 +1,40 @@
-//! x
+//! Helps the tests: a world of its own for each, with the real program, real children and real signals in it.
+
+use std::time::Duration;
+use std::time::Instant;
+
+pub mod world;
+
+/// Waits until `ready` answers `Ok`; on the way it answers what is still missing, which the panic shows.
+///
+/// # Panics
+/// The condition did not come true within `limit`.
+#[expect(clippy::disallowed_methods, reason = "tests bound their waits by the clock and poll where nothing tells them")]
+pub fn wait_until<T>(what: &str, limit: Duration, mut ready: impl FnMut() -> Result<T, String>) -> T {
+    let start = Instant::now();
+    loop {
+        match ready() {
+            Ok(value) => return value,
+            Err(missing) => assert!(start.elapsed() < limit, "{what}: not within {limit:?}; still {missing}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether this process may make memory groups; if not, prints why the test is skipped.
+#[must_use]
+pub fn has_cgroup(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    let v1 = std::path::Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists();
+    let v2 = world::cgroup_v2_root();
+    if root && (v1 || v2) {
+        return true;
+    }
+    skip(test, "no memory cgroup can be made here");
+    false
+}
+
+/// Says that a test is skipped, in the form that `tests/run` counts.
+pub fn skip(test: &str, why: &str) {
+    println!("skipped: {test}: {why}");
+}

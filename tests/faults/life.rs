@@ -1,0 +1,232 @@
+//! Stops, losses and cancels: what a job is charged for, and that every claim ends on record once.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+use support::wait_until;
+use support::world::Lane;
+use support::world::SOON;
+use support::world::World;
+use support::world::marked;
+use support::world::text;
+
+use crate::memory::fault;
+use crate::scaled;
+
+const KIND: &str = r#"
+[database]
+url = "sqlite://jobs.db"
+
+[supervisor]
+drain = "300ms"
+
+[kind.fault]
+command = ["{fault}", "{payload.mode}", "{payload.a}", "{payload.b}"]
+slots = 4
+memory = "64MiB"
+grace = "1s"
+timeout = "30s"
+max_attempts = 3
+backoff = { first = "100ms", factor = 1.0, max = "100ms", jitter = 0.0 }
+"#;
+
+fn until_started(world: &World, job: i64, times: usize) {
+    wait_until("the job has started", SOON, || {
+        let starts = world.starts().iter().filter(|start| start.job == job).count();
+        if starts >= times { Ok(()) } else { Err(format!("{starts} starts")) }
+    });
+}
+
+#[test]
+fn a2_i1_a_job_that_kills_its_supervisor_is_started_three_times_and_the_loss_is_named() {
+    let world = World::new(Lane::Auto, KIND);
+    let pid_file = world.path("pid");
+    fs::write(&pid_file, "0").expect("a file");
+    let id = world.enqueue("fault", &fault("kill-pid-in", &[&pid_file.display().to_string()]));
+    for _ in 0..6 {
+        if world.state(id) == "dead" {
+            break;
+        }
+        let mut supervisor = world.start(&["run"]);
+        fs::write(&pid_file, supervisor.pid().to_string()).expect("a file");
+        wait_until("the supervisor is killed, or has nothing left to do", SOON, || {
+            let lost = world.causes(id).len();
+            if lost >= 3 { Ok(()) } else { Err(supervisor.log()) }
+                .or_else(|log| supervisor.has_ended().then_some(()).ok_or(log))
+        });
+    }
+    world.until_idle();
+    assert_eq!(world.starts().len(), 3);
+    assert_eq!(world.state(id), "dead");
+    assert_eq!(world.causes(id), ["supervisor_lost"; 3]);
+    let attempt = &world.inspect(id)["attempts"][0];
+    assert!(!text(&attempt["supervisor"]).is_empty());
+    assert!(attempt["evidence"]["loss"]["last_seen"].is_string(), "{attempt:#}");
+}
+
+#[test]
+fn j2_i9_four_deploys_cost_nothing_and_four_kills_use_up_the_budget() {
+    let world = World::new(Lane::Auto, KIND);
+    let drained = world.enqueue("fault", &fault("exit-after", &["3000"]));
+    for round in 1..=4 {
+        let supervisor = world.supervisor();
+        until_started(&world, drained, round);
+        assert!(supervisor.stop(SOON).success());
+    }
+    let supervisor = world.supervisor();
+    world.until_state(drained, &["succeeded"], SOON);
+    assert_eq!(world.causes(drained), ["drained", "drained", "drained", "drained", "-"]);
+    assert_eq!(world.inspect(drained)["charged"], json!(1));
+    assert_eq!(world.inspect(drained)["interruptions"], json!(0), "a deploy uses up nothing");
+    assert!(supervisor.stop(SOON).success());
+
+    let killed = world.enqueue("fault", &fault("hang", &[]));
+    for round in 1..=3 {
+        let supervisor = world.supervisor();
+        until_started(&world, killed, round);
+        supervisor.kill();
+    }
+    world.until_idle();
+    assert_eq!(world.state(killed), "dead");
+    assert_eq!(world.causes(killed), ["supervisor_lost"; 3]);
+}
+
+#[test]
+fn j2_i9_a_job_with_a_single_attempt_survives_a_deploy() {
+    let world = World::new(Lane::Auto, &KIND.replace("max_attempts = 3", "max_attempts = 1"));
+    let id = world.enqueue("fault", &fault("exit-after", &["1500"]));
+    let supervisor = world.supervisor();
+    until_started(&world, id, 1);
+    assert!(supervisor.stop(SOON).success());
+    world.until_idle();
+    assert_eq!((world.state(id).as_str(), world.causes(id)), ("succeeded", vec!["drained".to_owned(), "-".to_owned()]));
+}
+
+#[test]
+fn three_signals_drain_stop_and_kill() {
+    let world = World::new(Lane::Auto, &KIND.replace("300ms", "60s").replace("grace = \"1s\"", "grace = \"60s\""));
+    let file = world.path("appended").display().to_string();
+    let id = world.enqueue("fault", &fault("ignore-term", &[&file, "0"]));
+    let mut supervisor = world.supervisor();
+    until_started(&world, id, 1);
+    for word in ["draining", "stopping"] {
+        supervisor.signal(Signal::SIGTERM);
+        supervisor.signal(Signal::SIGUSR1);
+        wait_until("the state is reported", SOON, || {
+            let log = supervisor.log();
+            if log.contains(&format!("{word}: 1 running")) {
+                Ok(())
+            } else {
+                supervisor.signal(Signal::SIGUSR1);
+                Err(log)
+            }
+        });
+    }
+    supervisor.signal(Signal::SIGINT);
+    assert!(supervisor.wait(SOON).success());
+    assert!(supervisor.log().contains(&format!("from pid {}", std::process::id())), "who asked is on record");
+    assert_eq!(world.causes(id), ["drained"]);
+    assert_eq!(world.state(id), "queued");
+}
+
+#[test]
+fn j3_a_cancel_is_kept_or_comes_too_late_but_never_both() {
+    let world = World::new(Lane::Auto, KIND);
+    let supervisor = world.supervisor();
+    let mut told = BTreeMap::new();
+    for round in 0..scaled(12) {
+        let id = world.enqueue("fault", &fault("exit-after", &[&(round * 25 % 300).to_string()]));
+        let output = world.run(&["cancel", &id.to_string()]);
+        told.insert(id, output.status.success());
+    }
+    let stubborn = world.enqueue("fault", &fault("ignore-term", &[&world.path("appended").display().to_string(), "2"]));
+    until_started(&world, stubborn, 1);
+    world.good(&["cancel", &stubborn.to_string()]);
+    assert!(marked(&format!("JOBVISOR_JOB_ID={stubborn}")).is_empty(), "no process is left");
+    told.insert(stubborn, true);
+    assert!(supervisor.stop(SOON).success());
+    for (id, cancelled) in told {
+        let state = world.state(id);
+        assert_eq!(state == "cancelled", cancelled, "job {id} is {state}");
+        assert!(state == "cancelled" || state == "succeeded", "{state}");
+        assert!(world.starts().iter().filter(|start| start.job == id).count() <= 1, "no retry");
+    }
+}
+
+#[test]
+fn g1_i10_any_bytes_that_a_job_writes_or_is_given_end_on_record() {
+    let world = World::new(Lane::Auto, KIND);
+    let bytes = [
+        ("stdout", "00", "succeeded"),
+        ("stdout", "7b2261223a20225c7530303030227d", "succeeded"),
+        ("stdout", "7b225c7530303030223a20317d", "succeeded"),
+        ("stdout", "225c75643830302022", "succeeded"),
+        ("stderr", "00ff1b5b324a", "succeeded"),
+    ];
+    let ids: Vec<i64> =
+        bytes.iter().map(|(stream, hex, _)| world.enqueue("fault", &fault("write", &[stream, hex]))).collect();
+    let nul = world.enqueue("fault", &json!({ "mode": "exit", "a": 0, "b": 0, "text": "a\u{0}b" }));
+    world.until_idle();
+    for (id, (stream, hex, state)) in ids.into_iter().zip(bytes) {
+        assert_eq!(world.state(id), state, "{stream} {hex}");
+        assert_eq!(world.starts().iter().filter(|start| start.job == id).count(), 1);
+    }
+    assert_eq!(world.inspect(nul)["payload"]["text"], json!("a\u{0}b"), "it comes back as it was given");
+    let shown = world.inspect_text(nul);
+    assert!(!shown.contains('\0') && !shown.contains('\u{1b}'), "nothing that a terminal would obey");
+}
+
+#[test]
+fn a_second_supervisor_is_refused_and_told_who_is_there() {
+    let world = World::new(Lane::Auto, KIND);
+    let supervisor = world.supervisor();
+    let output = world.start(&["run"]).output(SOON);
+    assert_eq!(output.status.code(), Some(2));
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(words.contains(&supervisor.pid().to_string()), "{words}");
+    assert!(supervisor.stop(SOON).success());
+}
+
+#[test]
+fn the_wardens_death_ends_its_attempts_uncharged_and_another_warden_goes_on() {
+    let world = World::new(Lane::Auto, KIND);
+    let id = world.enqueue("fault", &fault("exit-after", &["1500"]));
+    let supervisor = world.supervisor();
+    until_started(&world, id, 1);
+    let warden = fs::read_to_string(format!("/proc/{0}/task/{0}/children", supervisor.pid())).expect("children");
+    let warden: i32 = warden.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a warden");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(warden), Signal::SIGKILL).expect("it is there");
+    world.until_state(id, &["succeeded"], Duration::from_secs(60));
+    assert_eq!(world.causes(id), ["warden_lost", "-"]);
+    let story = world.inspect(id);
+    assert_eq!((&story["charged"], &story["interruptions"]), (&json!(1), &json!(1)));
+    assert!(supervisor.stop(SOON).success());
+}
+
+#[test]
+fn a_payload_of_any_allowed_size_arrives_and_a_larger_one_is_refused_with_the_limit() {
+    let world = World::new(
+        Lane::Auto,
+        &KIND.replace("drain = \"300ms\"", "drain = \"300ms\"\nmax_payload = \"8MiB\"\nmax_result = \"16MiB\""),
+    );
+    for size in [131_071, 131_072, 7 << 20] {
+        let payload = json!({ "mode": "echo-stdin", "a": 0, "b": 0, "text": "x".repeat(size) });
+        let file = world.path("payload.json");
+        fs::write(&file, payload.to_string()).expect("a file");
+        let id: i64 = world
+            .good(&["enqueue", "fault", "--payload", &format!("@{}", file.display())])
+            .trim()
+            .parse()
+            .expect("an id");
+        world.until_idle();
+        assert_eq!(world.inspect(id)["result"], payload, "{size} bytes");
+    }
+    let file = world.path("payload.json");
+    fs::write(&file, json!("x".repeat(8 << 20)).to_string()).expect("a file");
+    let output = world.run(&["enqueue", "fault", "--payload", &format!("@{}", file.display())]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("8.0 MiB"));
+}

@@ -1,0 +1,407 @@
+//! One test's world: a folder with `jobs.toml`, a database, and every process that was started, ended when it is dropped.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Child;
+use std::process::Command;
+use std::process::ExitStatus;
+use std::process::Output;
+use std::process::Stdio;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::wait_until;
+
+/// The longest that a test waits for anything that should happen at once.
+pub const SOON: Duration = Duration::from_secs(30);
+
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// A program of this package, built beside the running test.
+///
+/// # Panics
+/// It was not built.
+#[must_use]
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("own path");
+    let folder = test.parent().and_then(Path::parent).expect("target folder");
+    let path = folder.join(name);
+    assert!(path.exists(), "`{}` is not built", path.display());
+    path
+}
+
+/// Whether the host's main hierarchy is cgroup v2 with a memory controller.
+#[must_use]
+pub fn cgroup_v2_root() -> bool {
+    fs::read_to_string("/sys/fs/cgroup/cgroup.controllers")
+        .is_ok_and(|text| text.split_whitespace().any(|c| c == "memory"))
+}
+
+/// How the supervisor under test enforces limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// The best that this host offers.
+    Auto,
+    /// The watchdog, whatever the host offers.
+    Watchdog,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct World {
+    folder: tempfile::TempDir,
+    lane: Lane,
+    group: Option<PathBuf>,
+}
+
+impl World {
+    /// A world whose `jobs.toml` is `toml`, with `{fault}` replaced by the fault child's path, the start log in every
+    /// kind's `env` and, in the watchdog's lane, `enforce = "watchdog"` there too.
+    ///
+    /// # Panics
+    /// The folder cannot be made.
+    #[must_use]
+    pub fn new(lane: Lane, toml: &str) -> Self {
+        let folder = tempfile::Builder::new().prefix("jobvisor-test-").tempdir().expect("a folder");
+        let world = Self { folder, lane, group: None };
+        world.write_config(toml);
+        world.into_group()
+    }
+
+    /// On cgroup v2 a supervisor needs a group that holds nobody else: each world has one.
+    fn into_group(mut self) -> Self {
+        if self.lane == Lane::Auto && nix::unistd::geteuid().is_root() && cgroup_v2_root() {
+            let name = format!("jvtest-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let group = Path::new("/sys/fs/cgroup").join(name);
+            fs::create_dir(&group).expect("a group");
+            self.group = Some(group);
+        }
+        self
+    }
+
+    /// Writes `jobs.toml` anew.
+    ///
+    /// # Panics
+    /// It cannot be written.
+    pub fn write_config(&self, toml: &str) {
+        let fault = program("fault-job");
+        let text = toml.replace("{fault}", &fault.display().to_string());
+        let enforce = if self.lane == Lane::Watchdog { "enforce = \"watchdog\"\n" } else { "" };
+        // A child's environment is an allow-list: what the tests' jobs need is named.
+        let extra =
+            format!("env = {{ JOBVISOR_TEST_LOG = {:?} }}\n{enforce}", self.path("starts.log").display().to_string());
+        let lines = text.lines().map(|line| {
+            let extra = if line.starts_with("[kind.") { extra.as_str() } else { "" };
+            format!("{line}\n{extra}")
+        });
+        let text: String = lines.collect();
+        fs::write(self.path("jobs.toml"), text).expect("jobs.toml");
+    }
+
+    /// A path in the world's folder.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A command of the program under test, on this world's configuration.
+    #[must_use]
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let jobvisor = program("jobvisor-under-test");
+        let mut command = match &self.group {
+            Some(group) if arguments.contains(&"run") || arguments.contains(&"doctor") => {
+                let mut shell = Command::new("sh");
+                let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.display());
+                shell.args(["-c", &enter, "sh"]).arg(jobvisor);
+                shell
+            }
+            Some(_) | None => Command::new(jobvisor),
+        };
+        command.arg("--config").arg(self.path("jobs.toml")).args(arguments);
+        command
+            .current_dir(self.folder.path())
+            .env("JOBVISOR_TEST_LOG", self.path("starts.log"))
+            .env_remove("JOBVISOR_CONFIG");
+        command.env_remove("JOBVISOR_DATABASE_URL").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command to its end.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    #[must_use]
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the program runs")
+    }
+
+    /// Runs a command that must succeed, and gives its stdout.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn good(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?} failed ({}): {errors}", output.status);
+        String::from_utf8(output.stdout).expect("stdout is text")
+    }
+
+    /// Adds a job; gives its id.
+    ///
+    /// # Panics
+    /// It is refused.
+    pub fn enqueue(&self, kind: &str, payload: &Value) -> i64 {
+        self.good(&["enqueue", kind, "--payload", &payload.to_string()]).trim().parse().expect("an id")
+    }
+
+    /// The story of a job, as `inspect --json` tells it.
+    ///
+    /// # Panics
+    /// There is no such job.
+    #[must_use]
+    pub fn inspect(&self, id: i64) -> Value {
+        serde_json::from_str(&self.good(&["inspect", &id.to_string(), "--json"])).expect("JSON")
+    }
+
+    /// The story of a job as text.
+    #[must_use]
+    pub fn inspect_text(&self, id: i64) -> String {
+        self.good(&["inspect", &id.to_string()])
+    }
+
+    /// State of a job.
+    #[must_use]
+    pub fn state(&self, id: i64) -> String {
+        text(&self.inspect(id)["state"])
+    }
+
+    /// The causes of a job's attempts, in order; `-` for none.
+    ///
+    /// # Panics
+    /// The attempts are no list.
+    #[must_use]
+    pub fn causes(&self, id: i64) -> Vec<String> {
+        let story = self.inspect(id);
+        let attempts = story["attempts"].as_array().expect("attempts");
+        attempts.iter().map(|attempt| attempt["cause"].as_str().unwrap_or("-").to_owned()).collect()
+    }
+
+    /// Waits until a job stands in one of these states.
+    pub fn until_state(&self, id: i64, states: &[&str], limit: Duration) -> String {
+        wait_until(&format!("job {id} is {states:?}"), limit, || {
+            let state = self.state(id);
+            if states.contains(&state.as_str()) { Ok(state) } else { Err(state) }
+        })
+    }
+
+    /// The lines that jobs have written at their start: `start JOB ATTEMPT PID`.
+    #[must_use]
+    pub fn starts(&self) -> Vec<Start> {
+        let log = fs::read_to_string(self.path("starts.log")).unwrap_or_default();
+        log.lines().filter_map(Start::parse).collect()
+    }
+
+    /// Runs the supervisor until nothing is left to do.
+    ///
+    /// # Panics
+    /// It does not end within two minutes, or fails.
+    pub fn until_idle(&self) -> Output {
+        let output = self.start(&["run", "--until-idle"]).output(Duration::from_secs(120));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "run --until-idle failed ({}): {errors}", output.status);
+        output
+    }
+
+    /// Starts a supervisor with these arguments.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    #[must_use]
+    pub fn start(&self, arguments: &[&str]) -> Supervisor {
+        let log = self.path(&format!("run-{}.log", NEXT.fetch_add(1, Ordering::Relaxed)));
+        let stderr = fs::File::create(&log).expect("a log");
+        let stdout = log.with_extension("out");
+        let mut command = self.command(arguments);
+        command.stdout(fs::File::create(&stdout).expect("a file")).stderr(stderr);
+        let child = command.spawn_in_test();
+        Supervisor { child, log, stdout }
+    }
+
+    /// Starts `run` and waits until it takes jobs.
+    #[must_use]
+    pub fn supervisor(&self) -> Supervisor {
+        let supervisor = self.start(&["run"]);
+        wait_until("the supervisor stands", SOON, || {
+            let log = supervisor.log();
+            if log.contains("taking jobs") { Ok(()) } else { Err(log) }
+        });
+        supervisor
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(group) = &self.group {
+            remove_group(group);
+        }
+    }
+}
+
+fn remove_group(group: &Path) {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_group(&entry.path());
+        }
+    }
+    fs::remove_dir(group).ok();
+}
+
+/// One line of the start log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Start {
+    /// The job.
+    pub job: i64,
+    /// Its attempt.
+    pub attempt: u32,
+    /// The process.
+    pub pid: i32,
+}
+
+impl Start {
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.strip_prefix("start ")?.split(' ');
+        Some(Self {
+            job: words.next()?.parse().ok()?,
+            attempt: words.next()?.parse().ok()?,
+            pid: words.next()?.parse().ok()?,
+        })
+    }
+}
+
+trait SpawnInTest {
+    fn spawn_in_test(&mut self) -> Child;
+}
+
+impl SpawnInTest for Command {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the ban is for the product, whose children belong in groups of their own"
+    )]
+    fn spawn_in_test(&mut self) -> Child {
+        self.spawn().expect("the program starts")
+    }
+}
+
+/// A supervisor that runs; killed when dropped.
+#[derive(Debug)]
+pub struct Supervisor {
+    child: Child,
+    log: PathBuf,
+    stdout: PathBuf,
+}
+
+impl Supervisor {
+    /// Its pid.
+    ///
+    /// # Panics
+    /// Never: pids fit.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a pid")
+    }
+
+    /// What it has said so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// It is gone.
+    pub fn signal(&self, signal: Signal) {
+        nix::sys::signal::kill(Pid::from_raw(self.pid()), signal).expect("it is there");
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Panics
+    /// Its status cannot be read.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("its status").is_some()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// It does not come within `limit`; the log is shown.
+    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let log = self.log.clone();
+        let child = &mut self.child;
+        wait_until("the supervisor has ended", limit, || match child.try_wait().expect("its status") {
+            Some(status) => Ok(status),
+            None => Err(fs::read_to_string(&log).unwrap_or_default()),
+        })
+    }
+
+    /// Sends SIGTERM and waits for its end.
+    pub fn stop(mut self, limit: Duration) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
+        self.wait(limit)
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(mut self) {
+        self.signal(Signal::SIGKILL);
+        self.wait(SOON);
+    }
+
+    /// Waits for its end and gives what it wrote.
+    #[must_use]
+    pub fn output(mut self, limit: Duration) -> Output {
+        let status = self.wait(limit);
+        let read = |path: &Path| fs::read(path).unwrap_or_default();
+        Output { status, stdout: read(&self.stdout), stderr: read(&self.log) }
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("--- log of the supervisor ---\n{}", self.log());
+        }
+        // Already gone in most tests.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// The pids of processes that carry `mark` in their environment: what is left of a job, wherever it went.
+#[must_use]
+pub fn marked(mark: &str) -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let environ = fs::read(entry.path().join("environ")).unwrap_or_default();
+        if environ.split(|&byte| byte == 0).any(|variable| variable == mark.as_bytes()) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+/// A JSON string as text.
+///
+/// # Panics
+/// It is none.
+#[must_use]
+pub fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_else(|| panic!("{value} is no text")).to_owned()
+}
