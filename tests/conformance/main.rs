@@ -3,6 +3,8 @@
 //! A store joins by a fixture and one more block in [`conformance!`]. What only one database can show stands in a module
 //! of its name.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod act;
 mod bench;
 mod claim;

@@ -91,20 +91,16 @@ impl Model {
     }
 
     /// Lower priority numbers first; within one, kinds in turn and lower ids first.
-    fn claim(&mut self, free: [u32; 2]) -> Vec<(JobId, u32)> {
-        let mut free = free;
+    fn claim(&mut self, mut free: [u32; 2]) -> Vec<(JobId, u32)> {
         let mut taken = Vec::new();
         for priority in -1..2 {
             loop {
                 let before = taken.len();
-                for kind in 0..2 {
+                for (kind, free) in free.iter_mut().enumerate().filter(|(_, free)| **free > 0) {
                     let queued =
                         |j: &&mut Plain| j.state == JobState::Queued && j.kind == kind && j.priority == priority;
-                    if free[kind] == 0 {
-                        continue;
-                    }
                     if let Some(job) = self.jobs.iter_mut().find(queued) {
-                        free[kind] -= 1;
+                        *free -= 1;
                         job.state = JobState::Running;
                         job.attempt += 1;
                         job.charged += 1;
@@ -163,8 +159,8 @@ impl Model {
                 job.cancel = true;
                 Acted::Requested
             }
-            state if state.is_final() => Acted::Refused(state),
-            _ => {
+            state @ (JobState::Succeeded | JobState::Cancelled | JobState::Dead) => Acted::Refused(state),
+            JobState::Waiting | JobState::Scheduled | JobState::Queued => {
                 job.state = JobState::Cancelled;
                 self.follow(at);
                 Acted::Done

@@ -146,6 +146,7 @@ async fn take_kind(
 ) -> Result<Vec<SqliteRow>, StoreError> {
     sqlx::query(
         "UPDATE jobs SET state = 'running', term = ?1, claim_seq = ?2, claimed_at = ?3,
+             last_term = NULL, last_outcome = NULL,
              attempt = attempt + 1, charged = charged + 1,
              max_attempts = max(coalesce(own_max_attempts, ?4), charged + 1), max_interruptions = ?5,
              memory = coalesce(own_memory, ?6), backoff = ?7

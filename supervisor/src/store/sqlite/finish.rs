@@ -1,9 +1,7 @@
 //! Recording how attempts ended.
 //!
-//! A batch is one transaction. Each outcome is held against the row's fence (I5); one that no longer matches is held
-//! against what was recorded (I2): the same outcome under the same fence is [`Finished::Already`], anything else is
-//! [`Finished::Stale`]. An outcome that comes after its attempt was rescued is kept beside it as `late_outcome`, and a
-//! cause that proves to be foreign to the job still gives the charge back while the job has not ended.
+//! A batch is one transaction; each outcome is one statement that compares the fence and moves the job (I5), and one more
+//! for the attempt's row. An outcome that no longer matches goes to [`late`].
 //!
 //! Recording cannot fail for its content (I10): texts go through [`printable`]; a batch that the database refuses is
 //! halved down to the outcome at fault, which is then recorded with its result as text and, if that is refused too,
@@ -15,11 +13,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::row::{attempt, count, get, state, time, to_json, word_or_none};
-use super::{SqliteStore, depend};
+use super::row::{state, time, to_json};
+use super::{SqliteStore, depend, late};
 use crate::domain::cause::Cause;
 use crate::domain::clock;
-use crate::domain::ids::{JobId, Term};
 use crate::domain::job::JobState;
 use crate::domain::retry::Next;
 use crate::domain::text::printable;
@@ -27,7 +24,7 @@ use crate::domain::verdict::{Ending, Verdict};
 use crate::store::error::StoreError;
 use crate::store::model::{AttemptRecord, Finish, Finished};
 
-const STEP: &str = "record outcomes";
+pub(super) const STEP: &str = "record outcomes";
 
 /// How much of an outcome is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,80 +103,33 @@ async fn record_range(
         .await
 }
 
-/// The job's row as the fence finds it.
-struct Found {
-    state: JobState,
-    attempt: u32,
-    term: Option<Term>,
-    last_term: Option<Term>,
-    last_outcome: Option<String>,
-    cancel_requested: bool,
-    claimed_at: Option<Timestamp>,
-    budget_since: u32,
-}
-
 async fn record(
     conn: &mut SqliteConnection,
     outcome: &Finish,
     detail: Detail,
     now: Timestamp,
 ) -> Result<Finished, StoreError> {
-    let Some(found) = find(conn, outcome.fence.job).await? else { return Ok(Finished::Stale) };
-    let fence = outcome.fence;
-    if found.state != JobState::Running || found.attempt != fence.attempt.0 || found.term != Some(fence.term) {
-        return recall(conn, outcome, &found, now).await;
-    }
-    let state = target(outcome.decision.next, found.cancel_requested);
-    let verdict = outcome.verdict.as_ref().map(|verdict| noted(verdict, detail));
-    move_job(conn, outcome, state, detail, now).await?;
+    let Some(row) = move_job(conn, outcome, detail, now).await? else {
+        return late::recall(conn, outcome, now).await;
+    };
     if leaves_row(outcome) {
-        let spare = AttemptRecord::default();
-        let record = outcome.record.as_ref().unwrap_or(&spare);
-        insert_attempt(conn, outcome, verdict.as_ref(), &reduced(record, detail), found.claimed_at.unwrap_or(now), now)
-            .await?;
+        insert_attempt(conn, outcome, detail, time(&row, "claimed_at")?, now).await?;
     }
-    Ok(Finished::Recorded(state))
+    Ok(Finished::Recorded(state(&row)?))
 }
 
-async fn find(conn: &mut SqliteConnection, job: JobId) -> Result<Option<Found>, StoreError> {
-    let row = sqlx::query(
-        "SELECT state, attempt, term, last_term, last_outcome, cancel_requested, claimed_at, budget_since
-         FROM jobs WHERE id = ?1",
-    )
-    .bind(job.0)
-    .fetch_optional(conn)
-    .await
-    .map_err(|e| StoreError::sort(STEP, e))?;
-    row.as_ref().map(found).transpose()
-}
-
-fn found(row: &SqliteRow) -> Result<Found, StoreError> {
-    Ok(Found {
-        state: state(row)?,
-        attempt: attempt(row)?.0,
-        term: word_or_none(row, "term")?,
-        last_term: word_or_none(row, "last_term")?,
-        last_outcome: get(row, "last_outcome")?,
-        cancel_requested: get(row, "cancel_requested")?,
-        claimed_at: super::row::time_or_none(row, "claimed_at")?,
-        budget_since: count(row, "budget_since")?,
-    })
-}
-
-/// A job that is put back although somebody asked to cancel it is cancelled: nobody else would do it.
-const fn target(next: Next, cancel_requested: bool) -> JobState {
+const fn target(next: Next) -> JobState {
     match next {
         Next::Succeeded => JobState::Succeeded,
         Next::Dead => JobState::Dead,
         Next::Cancelled => JobState::Cancelled,
-        Next::PutBack(_) if cancel_requested => JobState::Cancelled,
         Next::PutBack(delay) if delay.is_zero() => JobState::Queued,
         Next::PutBack(_) => JobState::Scheduled,
     }
 }
 
 /// The word under which an outcome is known again.
-fn code(verdict: Option<&Verdict>) -> &'static str {
+pub(super) fn code(verdict: Option<&Verdict>) -> &'static str {
     match verdict.map(|v| v.ending) {
         None => "given_back",
         Some(Ending::Succeeded) => "succeeded",
@@ -194,40 +144,46 @@ fn leaves_row(outcome: &Finish) -> bool {
     outcome.record.is_some() || !went_well
 }
 
+/// Moves the job if the fence holds; `None`: it does not.
+///
+/// A job that is put back although somebody asked to cancel it is cancelled: nobody else would do it.
 async fn move_job(
     conn: &mut SqliteConnection,
     outcome: &Finish,
-    state: JobState,
     detail: Detail,
     now: Timestamp,
-) -> Result<(), StoreError> {
+) -> Result<Option<SqliteRow>, StoreError> {
+    let state = target(outcome.decision.next);
     let due = match outcome.decision.next {
-        Next::PutBack(delay) if !state.is_final() => Some(now.checked_add(delay).unwrap_or(Timestamp::MAX)),
-        Next::PutBack(_) | Next::Succeeded | Next::Cancelled | Next::Dead => None,
+        Next::PutBack(delay) => Some(now.checked_add(delay).unwrap_or(Timestamp::MAX)),
+        Next::Succeeded | Next::Cancelled | Next::Dead => None,
     };
     let verdict = outcome.verdict.as_ref();
     sqlx::query(
-        "UPDATE jobs SET state = ?2, term = NULL, claim_seq = NULL, last_term = ?3, last_outcome = ?4,
-             charged = max(charged - ?5, 0), interruptions = interruptions + ?6, cancel_requested = 0,
-             result = ?7, cause = coalesce(?8, cause),
-             peak = CASE WHEN ?9 IS NULL THEN peak ELSE max(coalesce(peak, 0), ?9) END,
-             run_at = coalesce(?10, run_at), finished_at = ?11
-         WHERE id = ?1",
+        "UPDATE jobs SET state = CASE WHEN ?10 IS NOT NULL AND cancel_requested THEN 'cancelled' ELSE ?4 END,
+             term = NULL, claim_seq = NULL, last_term = ?3, last_outcome = ?5,
+             charged = max(charged - ?6, 0), interruptions = interruptions + ?7, cancel_requested = 0,
+             result = ?8, cause = coalesce(?9, cause),
+             run_at = CASE WHEN ?10 IS NULL OR cancel_requested THEN run_at ELSE ?10 END,
+             finished_at = CASE WHEN ?10 IS NULL OR cancel_requested THEN ?11 END,
+             peak = CASE WHEN ?12 IS NULL THEN peak ELSE max(coalesce(peak, 0), ?12) END
+         WHERE id = ?1 AND state = 'running' AND attempt = ?2 AND term = ?3
+         RETURNING state, claimed_at",
     )
     .bind(outcome.fence.job.0)
-    .bind(state.code())
+    .bind(i64::from(outcome.fence.attempt.0))
     .bind(outcome.fence.term.to_string())
+    .bind(state.code())
     .bind(code(verdict))
     .bind(i64::from(outcome.decision.refund))
     .bind(i64::from(outcome.decision.interruption))
     .bind(result(outcome, state, detail)?)
     .bind(verdict.and_then(|v| v.ending.cause()).map(Cause::code))
-    .bind(peak(outcome))
     .bind(due.map(Timestamp::as_microsecond))
-    .bind(state.is_final().then(|| now.as_microsecond()))
-    .execute(conn)
+    .bind(now.as_microsecond())
+    .bind(peak(outcome))
+    .fetch_optional(conn)
     .await
-    .map(|_| ())
     .map_err(|e| StoreError::sort(STEP, e))
 }
 
@@ -273,11 +229,12 @@ fn reduced(record: &AttemptRecord, detail: Detail) -> AttemptRecord {
 async fn insert_attempt(
     conn: &mut SqliteConnection,
     outcome: &Finish,
-    verdict: Option<&Verdict>,
-    record: &AttemptRecord,
+    detail: Detail,
     claimed_at: Timestamp,
     now: Timestamp,
 ) -> Result<(), StoreError> {
+    let verdict = outcome.verdict.as_ref().map(|verdict| noted(verdict, detail));
+    let record = outcome.record.as_ref().map(|record| reduced(record, detail)).unwrap_or_default();
     let text = |text: &str| printable(text.as_bytes()).into_owned();
     sqlx::query(
         "INSERT INTO attempts (job_id, attempt, term, outcome, verdict, charged, claimed_at, started_at, ended_at,
@@ -287,8 +244,8 @@ async fn insert_attempt(
     .bind(outcome.fence.job.0)
     .bind(i64::from(outcome.fence.attempt.0))
     .bind(outcome.fence.term.to_string())
-    .bind(code(verdict))
-    .bind(verdict.map(to_json).transpose()?)
+    .bind(code(verdict.as_ref()))
+    .bind(verdict.as_ref().map(to_json).transpose()?)
     .bind(!outcome.decision.refund)
     .bind(claimed_at.as_microsecond())
     .bind(record.started_at.map(Timestamp::as_microsecond))
@@ -304,96 +261,4 @@ async fn insert_attempt(
     .await
     .map(|_| ())
     .map_err(|e| StoreError::sort(STEP, e))
-}
-
-/// The fence does not hold: was this very outcome recorded before, or is it stale?
-async fn recall(
-    conn: &mut SqliteConnection,
-    outcome: &Finish,
-    found: &Found,
-    now: Timestamp,
-) -> Result<Finished, StoreError> {
-    let fence = outcome.fence;
-    let row = sqlx::query("SELECT outcome, claimed_at FROM attempts WHERE job_id = ?1 AND attempt = ?2 AND term = ?3")
-        .bind(fence.job.0)
-        .bind(i64::from(fence.attempt.0))
-        .bind(fence.term.to_string())
-        .fetch_optional(&mut *conn)
-        .await
-        .map_err(|e| StoreError::sort(STEP, e))?;
-    let word = code(outcome.verdict.as_ref());
-    let Some(row) = row else {
-        let same = found.attempt == fence.attempt.0
-            && found.last_term == Some(fence.term)
-            && found.last_outcome.as_deref() == Some(word);
-        return Ok(if same { Finished::Already } else { Finished::Stale });
-    };
-    let recorded: &str = get(&row, "outcome")?;
-    if recorded == word {
-        return Ok(Finished::Already);
-    }
-    if recorded == Cause::SupervisorLost.code() || recorded == Cause::HostRebooted.code() {
-        keep_late(conn, outcome, time(&row, "claimed_at")?, now).await?;
-        if outcome.decision.refund && fence.attempt.0 > found.budget_since {
-            refund_late(conn, outcome).await?;
-        }
-    }
-    Ok(Finished::Stale)
-}
-
-/// The first outcome that comes after a rescue is kept; a second one is the same sent again.
-async fn keep_late(
-    conn: &mut SqliteConnection,
-    outcome: &Finish,
-    claimed_at: Timestamp,
-    now: Timestamp,
-) -> Result<(), StoreError> {
-    let text = |text: &str| printable(text.as_bytes()).into_owned();
-    let record = outcome.record.as_ref();
-    let late = serde_json::json!({
-        "outcome": code(outcome.verdict.as_ref()),
-        "verdict": outcome.verdict,
-        "decision": outcome.decision,
-        "result": outcome.result.as_deref().map(text),
-        "claimed_at": claimed_at,
-        "received_at": now,
-        "started_at": record.and_then(|r| r.started_at),
-        "ended_at": record.and_then(|r| r.ended_at),
-        "message": record.and_then(|r| r.message.as_deref()).map(text),
-        "trace": record.and_then(|r| r.trace.as_deref()).map(text),
-        "output_tail": record.map(|r| text(&r.output_tail)),
-        "evidence": record.map(|r| &r.evidence),
-    });
-    sqlx::query("UPDATE attempts SET late_outcome = ?3 WHERE job_id = ?1 AND attempt = ?2 AND late_outcome IS NULL")
-        .bind(outcome.fence.job.0)
-        .bind(i64::from(outcome.fence.attempt.0))
-        .bind(late.to_string())
-        .execute(conn)
-        .await
-        .map(|_| ())
-        .map_err(|e| StoreError::sort(STEP, e))
-}
-
-/// Gives a charge back, once, that a rescue had to leave; a job that has ended stays as it is.
-async fn refund_late(conn: &mut SqliteConnection, outcome: &Finish) -> Result<(), StoreError> {
-    let fence = outcome.fence;
-    let refunded = sqlx::query(
-        "UPDATE attempts SET charged = 0 WHERE job_id = ?1 AND attempt = ?2 AND charged = 1
-             AND EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND finished_at IS NULL)",
-    )
-    .bind(fence.job.0)
-    .bind(i64::from(fence.attempt.0))
-    .execute(&mut *conn)
-    .await
-    .map_err(|e| StoreError::sort(STEP, e))?;
-    if refunded.rows_affected() == 0 {
-        return Ok(());
-    }
-    sqlx::query("UPDATE jobs SET charged = max(charged - 1, 0), interruptions = interruptions + ?2 WHERE id = ?1")
-        .bind(fence.job.0)
-        .bind(i64::from(outcome.decision.interruption))
-        .execute(conn)
-        .await
-        .map(|_| ())
-        .map_err(|e| StoreError::sort(STEP, e))
 }

@@ -23,6 +23,7 @@ mod claim;
 mod depend;
 mod enqueue;
 mod finish;
+mod late;
 mod lock;
 mod migrate;
 mod open;
