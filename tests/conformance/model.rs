@@ -47,11 +47,16 @@ fn step() -> impl Strategy<Value = Step> {
         End::Drained,
         End::Interrupted,
     ]);
-    let enqueue =
-        (0..2_usize, -1..2_i32, prop::option::weighted(0.3, 0..2_u8), any::<bool>(), prop::option::of(0..9_usize));
+    let enqueue = (
+        0..2_usize,
+        -1..2_i32,
+        prop::option::weighted(0.3, 0..2_u8),
+        prop::bool::weighted(0.1),
+        prop::option::of(0..9_usize),
+    );
     prop_oneof![
-        4 => enqueue.prop_map(|(kind, priority, key, later, after)| Step::Enqueue { kind, priority, key, later: later && after.is_none(), after: after.filter(|n| n % 3 == 0) }),
-        4 => (0..3_u32, 0..3_u32).prop_map(|(a, b)| Step::Claim { free: [a, b] }),
+        6 => enqueue.prop_map(|(kind, priority, key, later, after)| Step::Enqueue { kind, priority, key, later: later && after.is_none(), after: after.filter(|n| n % 3 == 0) }),
+        3 => (0..4_u32, 0..4_u32).prop_map(|(a, b)| Step::Claim { free: [a, b] }),
         5 => (0..9_usize, ending).prop_map(|(which, ending)| Step::Finish { which, ending }),
         1 => (0..9_usize).prop_map(|which| Step::FinishAgain { which }),
         1 => (0..9_usize).prop_map(|which| Step::Cancel { which }),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::statfs::statfs;
+use nix::unistd::{AccessFlags, access};
 use sqlx::ConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use tokio::sync::Mutex;
@@ -41,8 +42,13 @@ pub enum OpenMode {
 }
 
 pub(super) async fn open(path: &Path, mode: OpenMode, migrate: bool) -> Result<SqliteStore, StoreError> {
+    // What a later change of the working directory must not move: readers are opened when they are first needed.
+    let path =
+        &std::path::absolute(path).map_err(|source| StoreError::Io { step: "find", path: path.to_owned(), source })?;
     refuse_network(path)?;
-    if !path.exists() {
+    if path.exists() {
+        refuse_unusable(path)?;
+    } else {
         if mode == OpenMode::Existing {
             return Err(StoreError::Missing { path: path.to_owned() });
         }
@@ -59,11 +65,11 @@ pub(super) async fn open(path: &Path, mode: OpenMode, migrate: bool) -> Result<S
         .acquire_timeout(BUSY)
         .connect_lazy_with(options.clone().read_only(true).create_if_missing(false));
     Ok(SqliteStore {
-        path: Arc::from(path),
+        path: Arc::from(path.as_path()),
         options: Arc::new(options.create_if_missing(false)),
         writer: Arc::new(Mutex::new(writer)),
         readers,
-        wake: Arc::new(wake::Wake::start(path, version)),
+        wake: Arc::new(wake::Wake::new(version)),
     })
 }
 
@@ -95,6 +101,16 @@ pub(super) fn connect(options: SqliteConnectOptions) -> Work<'static, SqliteConn
             }
         }
     })
+}
+
+/// Says at once what SQLite would say only as "unable to open", which may pass.
+fn refuse_unusable(path: &Path) -> Result<(), StoreError> {
+    let place = |why: &str| StoreError::Place { path: path.to_owned(), why: why.to_owned() };
+    if path.is_dir() {
+        return Err(place("it is a folder; name a file in it"));
+    }
+    access(path, AccessFlags::R_OK | AccessFlags::W_OK)
+        .map_err(|_| place("this user may not read and write it; a reader of a SQLite database in WAL mode writes too"))
 }
 
 /// Says no to a place whose locks do not hold between hosts.

@@ -9,8 +9,8 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -25,58 +25,68 @@ use super::{SqliteStore, beside};
 /// Milliseconds between the looks that follow a ring; a commit takes one fsync, which on a busy disk is long.
 const LOOKS_MS: [u64; 7] = [2, 3, 5, 15, 50, 150, 400];
 
-/// The bell and the thread behind it.
+/// What was seen so far, and the thread that listens: started by the first who waits, since most commands never do.
 #[derive(Debug)]
 pub(super) struct Wake {
-    bell: watch::Receiver<()>,
     /// `data_version` at the last look.
     seen: AtomicI64,
-    stop: Option<Arc<EventFd>>,
+    listener: OnceLock<Option<Listener>>,
 }
 
 impl Wake {
-    pub(super) fn start(path: &Path, version: i64) -> Self {
-        let (ring, bell) = watch::channel(());
-        let stop = match listen(path, ring) {
-            Ok(stop) => Some(stop),
+    pub(super) const fn new(version: i64) -> Self {
+        Self { seen: AtomicI64::new(version), listener: OnceLock::new() }
+    }
+
+    fn bell(&self, path: &Path) -> Option<watch::Receiver<()>> {
+        let listener = self.listener.get_or_init(|| match Listener::start(path) {
+            Ok(listener) => Some(listener),
             Err(error) => {
                 tracing::warn!(error, "other processes' jobs are found by polling alone");
                 None
             }
-        };
-        Self { bell, seen: AtomicI64::new(version), stop }
+        });
+        listener.as_ref().map(|listener| listener.bell.clone())
     }
 }
 
-impl Drop for Wake {
+/// The bell and the way to end the thread that rings it.
+#[derive(Debug)]
+struct Listener {
+    bell: watch::Receiver<()>,
+    stop: Arc<EventFd>,
+}
+
+impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.stop.as_ref().map(|stop| stop.write(1)) {
+        if let Err(error) = self.stop.write(1) {
             tracing::debug!(%error, "the thread that listens for changes was not told to end");
         }
     }
 }
 
-fn listen(path: &Path, ring: watch::Sender<()>) -> Result<Arc<EventFd>, &'static str> {
-    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(Errno::desc)?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
-    inotify.add_watch(folder, events).map_err(Errno::desc)?;
-    let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map(Arc::new).map_err(Errno::desc)?;
-    let wal = beside(path, "-wal");
-    let names = [path, &wal].map(|p| p.file_name().map(ToOwned::to_owned).unwrap_or_default());
-    let until = Arc::clone(&stop);
-    std::thread::Builder::new()
-        .name("store-wake".to_owned())
-        .spawn(move || {
-            while wait(&inotify, &until) {
-                let touched = inotify.read_events().unwrap_or_default();
-                if touched.iter().any(|event| event.name.as_ref().is_none_or(|name| names.contains(name))) {
-                    ring.send_replace(());
+impl Listener {
+    fn start(path: &Path) -> Result<Self, &'static str> {
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(Errno::desc)?;
+        let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
+        inotify.add_watch(path.parent().unwrap_or(path), events).map_err(Errno::desc)?;
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map(Arc::new).map_err(Errno::desc)?;
+        let names = [path, &beside(path, "-wal")].map(|p| p.file_name().map(ToOwned::to_owned).unwrap_or_default());
+        let (ring, bell) = watch::channel(());
+        let until = Arc::clone(&stop);
+        std::thread::Builder::new()
+            .name("store-wake".to_owned())
+            .spawn(move || {
+                while wait(&inotify, &until) {
+                    let touched = inotify.read_events().unwrap_or_default();
+                    if touched.iter().any(|event| event.name.as_ref().is_none_or(|name| names.contains(name))) {
+                        ring.send_replace(());
+                    }
                 }
-            }
-        })
-        .map(|_| stop)
-        .map_err(|_| "no thread can be started")
+            })
+            .map_err(|_| "no thread can be started")?;
+        Ok(Self { bell, stop })
+    }
 }
 
 /// Blocks until something was touched; false: it is over.
@@ -98,7 +108,10 @@ pub(super) async fn data_version(conn: &mut SqliteConnection) -> Result<i64, sql
 
 /// Waits until another process has committed something since the last look. One waiter at a time is told.
 pub(super) async fn changed(store: &SqliteStore) {
-    let mut bell = store.wake.bell.clone();
+    let Some(mut bell) = store.wake.bell(&store.path) else {
+        // Nobody rings: the caller's poll is what there is.
+        return std::future::pending().await;
+    };
     loop {
         bell.mark_unchanged();
         if look_for_a_while(store, &mut bell).await {
