@@ -33,7 +33,8 @@ pub(super) async fn rescuable(store: &SqliteStore, living: &[Term]) -> Result<Ve
     let rows = sqlx::query(
         "SELECT id, attempt, term, kind, charged, max_attempts, interruptions, max_interruptions, backoff, memory,
              claimed_at, cancel_requested
-         FROM jobs WHERE state = 'running' AND term NOT IN (SELECT value FROM json_each(?1)) ORDER BY id",
+         FROM jobs INDEXED BY jobs_running
+         WHERE state = 'running' AND term NOT IN (SELECT value FROM json_each(?1))",
     )
     .bind(to_json(&living)?)
     .fetch_all(&store.readers)
