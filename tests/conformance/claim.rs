@@ -1,8 +1,9 @@
 //! Claiming, promoting, and finding running rows.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
-use jobvisor::domain::clock;
+use jobvisor::domain::cause::Cause;
 use jobvisor::domain::ids::{AttemptNo, JobId, Term};
 use jobvisor::domain::job::JobState;
 use jobvisor::domain::retry::Next;
@@ -47,7 +48,7 @@ pub(crate) async fn i1_a_claim_counts_and_charges_the_attempt(fixture: &dyn Fixt
         let row = job(store, id).await;
         assert_eq!((row.state, row.attempt, row.budget), (JobState::Running, AttemptNo(n), claimed.budget));
         assert_eq!(row.claimed_at, Some(claimed.claimed_at));
-        finish(store, failure(claimed.fence, jobvisor::domain::cause::Cause::Crash, Next::PutBack(NOW))).await;
+        finish(store, failure(claimed.fence, Cause::Crash, Next::PutBack(NOW))).await;
     }
 }
 
@@ -155,7 +156,7 @@ pub(crate) async fn i1_a_lowered_budget_does_not_block_the_claim(fixture: &dyn F
     let store = fixture.store();
     let term = begin(store).await;
     let fence = running(store, term).await;
-    finish(store, failure(fence, jobvisor::domain::cause::Cause::Crash, Next::PutBack(NOW))).await;
+    finish(store, failure(fence, Cause::Crash, Next::PutBack(NOW))).await;
     let lowered = ClaimKind { policy: policy(1), ..wants("k", 1) };
     let claimed = store.claim(&request(term, vec![lowered])).await.unwrap();
     assert_eq!((claimed[0].budget.charged, claimed[0].budget.max_attempts), (2, 2));
@@ -189,28 +190,30 @@ pub(crate) async fn only_rows_of_terms_that_do_not_live_are_rescuable(fixture: &
     assert_eq!((found[0].budget.charged, found[0].memory), (1, Bytes::mib(64)));
     assert!(found[0].cancel_requested);
     assert_eq!(found[0].term.as_ref().map(|t| (t.term, t.pid)), Some((lost, 4711)));
-    let lost_outcome = failure(left, jobvisor::domain::cause::Cause::SupervisorLost, Next::PutBack(NOW));
+    let lost_outcome = failure(left, Cause::SupervisorLost, Next::PutBack(NOW));
     assert_eq!(finish(store, lost_outcome).await, Finished::Recorded(JobState::Cancelled));
     assert!(store.rescuable(&[living]).await.unwrap().is_empty());
 }
 
 pub(crate) async fn what_is_due_is_promoted_and_the_next_time_is_told(fixture: &dyn Fixture) {
     let store = fixture.store();
+    let term = begin(store).await;
     assert_eq!(store.promote(10).await.unwrap(), Promoted::default());
-    let now = store.now().await.unwrap();
-    let later = now + LONG;
+    let later = store.now().await.unwrap() + LONG;
     let future = add(store, NewJob { run_at: Some(later), ..new_job("k") }).await;
-    let soon = now + std::time::Duration::from_millis(60);
+    assert_eq!(store.promote(10).await.unwrap(), Promoted { count: 0, next_due: Some(later) });
+    let mut due = Vec::new();
     for _ in 0..3 {
-        add(store, NewJob { run_at: Some(soon), ..new_job("k") }).await;
+        // Due as soon as it is recorded, and scheduled all the same: nothing here depends on the speed of the machine.
+        let fence = running(store, term).await;
+        let soon = Next::PutBack(Duration::from_micros(1));
+        assert_eq!(finish(store, failure(fence, Cause::Crash, soon)).await, Finished::Recorded(JobState::Scheduled));
+        due.push(fence.job);
     }
-    assert_eq!(store.promote(10).await.unwrap(), Promoted { count: 0, next_due: Some(soon) });
-    while clock::now() <= soon {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(store.promote(2).await.unwrap(), Promoted { count: 2, next_due: Some(soon) });
+    let last = job(store, due[2]).await.run_at;
+    assert_eq!(store.promote(2).await.unwrap(), Promoted { count: 2, next_due: Some(last) });
     assert_eq!(store.promote(2).await.unwrap(), Promoted { count: 1, next_due: Some(later) });
     assert_eq!(state(store, future).await, JobState::Scheduled);
-    let term = begin(store).await;
-    assert_eq!(claim(store, term, "k", 10).await.len(), 3);
+    let claimed: Vec<JobId> = claim(store, term, "k", 10).await.iter().map(|c| c.fence.job).collect();
+    assert_eq!(claimed, due);
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jobvisor::domain::ids::JobId;
 use jobvisor::domain::job::JobState;
 use jobvisor::store::sqlite::{OpenMode, SqliteStore};
-use jobvisor::store::{Enqueued, Filter, Finish, Finished, Store, StoreError};
+use jobvisor::store::{AttemptRecord, Enqueued, Filter, Finish, Finished, Store, StoreError};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Executor};
 
@@ -202,15 +202,20 @@ fn start(mut command: Command) -> Child {
     command.spawn().unwrap()
 }
 
-/// Starts this test binary as a process of its own that adds jobs; it says each id that it was given.
-fn start_enqueuer(path: &Path, count: u32) -> Child {
+/// Starts one of the ignored tests below as a process of its own.
+fn start_self(test: &str, path: &Path, count: u32) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "sqlite::child_that_enqueues", "--ignored", "--nocapture"])
+        .args(["--exact", test, "--ignored", "--nocapture"])
         .env("CHILD_DB", path)
         .env("CHILD_COUNT", count.to_string())
         .stdout(Stdio::piped());
     start(command)
+}
+
+/// Starts a process that adds jobs; it says each id that it was given.
+fn start_enqueuer(path: &Path, count: u32) -> Child {
+    start_self("sqlite::child_that_enqueues", path, count)
 }
 
 /// The ids that an enqueuer has been given so far.
@@ -234,6 +239,66 @@ async fn child_that_enqueues() {
         }
         out.flush().unwrap();
     }
+}
+
+/// Threads of this process that listen for changes.
+fn listeners() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "store-wake").count()
+}
+
+#[tokio::test]
+#[ignore = "no test of its own: the process that other tests start"]
+async fn child_that_listens() {
+    let Some(path) = std::env::var_os("CHILD_DB").map(PathBuf::from) else { return };
+    let store = SqliteStore::open(&path, OpenMode::Create, true).await.unwrap();
+    assert_eq!(listeners(), 0, "nobody waits yet");
+    for _ in 0..2 {
+        tokio::time::timeout(Duration::from_millis(50), store.changed()).await.unwrap_err();
+        assert_eq!(listeners(), 1);
+    }
+    drop(store);
+    let until = Instant::now() + Duration::from_secs(10);
+    while listeners() > 0 {
+        assert!(Instant::now() < until, "the thread outlives its store");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_thread_that_listens_lives_only_while_it_is_needed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = start_self("sqlite::child_that_listens", &folder.path().join("jobs.db"), 0);
+    assert!(child.wait().unwrap().success());
+    assert!(folder.path().join("jobs.db").exists(), "the child did not run");
+}
+
+#[tokio::test]
+async fn i10_an_outcome_that_is_refused_in_every_form_is_recorded_minimally() {
+    let fixture = Sqlite::new().await;
+    let store = fixture.store();
+    let term = begin(store).await;
+    let (good, bad) = (running(store, term).await, running(store, term).await);
+    raw(&fixture.path)
+        .await
+        .execute(
+            "CREATE TRIGGER picky BEFORE INSERT ON attempts WHEN new.output_tail = 'bad'
+             BEGIN SELECT raise(ABORT, 'I do not like it'); END",
+        )
+        .await
+        .unwrap();
+    let told = |fence, tail: &str| {
+        let record =
+            AttemptRecord { output_tail: tail.to_owned(), supervisor: "sup".to_owned(), ..AttemptRecord::default() };
+        Finish { record: Some(record), ..success(fence) }
+    };
+    let done = store.finish(&[told(good, "good"), told(bad, "bad")]).await.unwrap();
+    assert_eq!(done, [Finished::Recorded(JobState::Succeeded); 2]);
+    let attempt = store.attempts(bad.job).await.unwrap().remove(0);
+    assert_eq!((attempt.record.output_tail.as_str(), attempt.record.supervisor.as_str()), ("", "sup"));
+    assert!(attempt.verdict.unwrap().contributing[0].contains("left out"));
+    assert_eq!(store.attempts(good.job).await.unwrap()[0].record.output_tail, "good");
 }
 
 #[tokio::test]
