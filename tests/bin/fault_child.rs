@@ -82,7 +82,7 @@ fn fork() -> i32 {
     pid
 }
 
-/// Touches so many MiB, 4 at a time, and then sleeps.
+/// Touches so many MiB, 4 at a time, says so, and then sleeps.
 fn hog(mib: i32, born: Instant) {
     let mut held = Vec::new();
     for _ in 0..mib / 4 {
@@ -90,6 +90,7 @@ fn hog(mib: i32, born: Instant) {
         std::thread::sleep(Duration::from_millis(2));
     }
     std::hint::black_box(&held);
+    println!("full");
     sleep_until(born, DEADLINE);
 }
 
