@@ -74,7 +74,8 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]
     Ok(())
 }
 
-/// Takes the next frame; `None`: the peer is gone and nothing is left.
+/// Takes the next frame; `None`: the peer is gone and nothing is left. Descriptors for which this process has no room
+/// are missing from the frame: it is for the caller to miss them.
 ///
 /// # Errors
 /// `WouldBlock`: nothing is there yet; `InvalidData`: the frame was longer than allowed.
@@ -91,7 +92,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Received>> {
             descriptors.extend(numbers.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
-    let cut = message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+    let cut = message.flags.contains(MsgFlags::MSG_TRUNC);
     let length = message.bytes;
     if cut {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame longer than allowed"));

@@ -6,13 +6,13 @@
 //! The end of the socket is told once, as [`WardenEvent::Lost`], after the warden was reaped; a warden that is silent
 //! for 2 s after the supervisor has let go of all its handles is killed.
 
-use std::ffi::CString;
+mod launch;
+mod sweep;
+
 use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
@@ -20,10 +20,6 @@ use std::time::Instant;
 use nix::fcntl::FcntlArg;
 use nix::fcntl::OFlag;
 use nix::fcntl::fcntl;
-use nix::poll::PollFd;
-use nix::poll::PollFlags;
-use nix::poll::PollTimeout;
-use nix::poll::poll;
 use nix::sys::signal::Signal;
 use tokio::io::Interest;
 use tokio::net::UnixDatagram;
@@ -31,41 +27,31 @@ use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 
-use super::Capabilities;
-use super::StartSpec;
-use super::WardenSetup;
-use super::message::Down;
-use super::message::Key;
-use super::message::StopReason;
-use super::message::Up;
 use crate::domain::clock;
 use crate::domain::evidence::ExitStatus;
 use crate::domain::evidence::ProcessEvidence;
 use crate::kernel::KernelError;
-use crate::kernel::proc::Proc;
 use crate::kernel::process;
 use crate::kernel::reap;
 use crate::kernel::socket;
 use crate::kernel::socket::Received;
-use crate::kernel::spawn;
-use crate::kernel::spawn::Doors;
-use crate::kernel::spawn::ErrnoPipe;
-use crate::kernel::spawn::Plan;
+use crate::warden::StartSpec;
+use crate::warden::message::Down;
+use crate::warden::message::Key;
+use crate::warden::message::StopReason;
+use crate::warden::message::Up;
 
-/// How long a new warden may take to say hello: it probes the host's cgroups meanwhile.
-const HELLO: Duration = Duration::from_secs(10);
+pub use launch::Launched;
+pub use launch::Program;
+pub use launch::launch;
+pub use launch::launch_program;
+pub use sweep::sweep_orphans;
 
 /// Silence after which a warden that should end is killed.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// How often the end of a warden is looked for once its socket has ended.
 const LOOK: Duration = Duration::from_millis(5);
-
-/// How long [`sweep_orphans`] tries.
-const SWEEP: Duration = Duration::from_secs(10);
-
-/// Variables that a warden inherits; nothing with a secret.
-const ENVIRONMENT: [&str; 4] = ["PATH", "TZ", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"];
 
 /// What can go wrong between a supervisor and its warden.
 #[derive(Debug, thiserror::Error)]
@@ -129,26 +115,6 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> WardenError {
     move |source| WardenError::Io { step, source }
 }
 
-/// Which program is the warden.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Program {
-    /// The running one (`/proc/self/exe`), also when its file was replaced meanwhile.
-    Own,
-    /// Another build of it.
-    At(PathBuf),
-}
-
-/// A warden that stands, before the runtime does.
-#[derive(Debug)]
-pub struct Launched {
-    /// Its pid.
-    pub pid: i32,
-    /// What it can enforce.
-    pub capabilities: Capabilities,
-    process: Process,
-    socket: OwnedFd,
-}
-
 /// The warden's process, reaped when it has ended.
 #[derive(Debug)]
 struct Process {
@@ -169,102 +135,6 @@ impl Process {
     fn kill(&self) {
         // Gone already is as good.
         process::pidfd_signal(self.pidfd.as_fd(), Signal::SIGKILL as i32).unwrap_or_default();
-    }
-}
-
-/// Starts a warden from the running program. Makes this process a subreaper, so that what a dead warden leaves behind
-/// comes to it. The warden keeps `inherit` open for its life: a lock on one of them is held until the last child is gone.
-///
-/// # Errors
-/// The program cannot be started, or does not say hello within 10 s (it is then killed).
-pub fn launch(setup: &WardenSetup, inherit: &[BorrowedFd<'_>]) -> Result<Launched, WardenError> {
-    launch_program(&Program::Own, setup, inherit)
-}
-
-/// The same with another program.
-///
-/// # Errors
-/// As [`launch`].
-pub fn launch_program(
-    program: &Program,
-    setup: &WardenSetup,
-    inherit: &[BorrowedFd<'_>],
-) -> Result<Launched, WardenError> {
-    process::become_subreaper().map_err(kernel("become a subreaper"))?;
-    let path = match program {
-        Program::Own => PathBuf::from("/proc/self/exe"),
-        Program::At(path) => path.clone(),
-    };
-    let shown = path.display().to_string();
-    let plan = plan(&path).map_err(failed("name the program"))?;
-    let (socket, theirs) = socket::pair().map_err(kernel("make a socket"))?;
-    let setup = serde_json::to_vec(setup).map_err(|source| WardenError::Form { step: "write the setup", source })?;
-    let setup = socket::sealed(&setup).map_err(kernel("write the setup"))?;
-    let null = process::null().map_err(kernel("open /dev/null"))?;
-    let stderr = io::stderr();
-    let mut fds = vec![null.as_fd(), null.as_fd(), stderr.as_fd(), theirs.as_fd(), setup.as_fd()];
-    fds.extend(inherit);
-    let spawned = spawn::spawn(&plan, &fds, &Doors::default()).map_err(kernel("fork"))?;
-    drop(fds);
-    drop(theirs);
-    let process = Process { pid: spawned.pid, pidfd: spawned.pidfd };
-    let hello = hello(&process, &spawned.errno, &socket, &shown);
-    match hello {
-        Ok(capabilities) => Ok(Launched { pid: process.pid, capabilities, process, socket }),
-        Err(error) => {
-            process.kill();
-            wait_for(|| process.ended().is_some(), SILENCE);
-            Err(error)
-        }
-    }
-}
-
-fn plan(path: &std::path::Path) -> io::Result<Plan> {
-    let variable = |name: &&str| std::env::var_os(name).map(|value| [name.as_bytes(), b"=", value.as_bytes()].concat());
-    let env = ENVIRONMENT.iter().filter_map(variable).map(CString::new).collect::<Result<_, _>>()?;
-    Ok(Plan {
-        programs: vec![CString::new(path.as_os_str().as_bytes())?],
-        argv: vec![c"jobvisor".into(), c"warden".into()],
-        env,
-        ..Plan::default()
-    })
-}
-
-/// Waits for the first frame, or for the reason why there is none.
-fn hello(process: &Process, errno: &OwnedFd, socket: &OwnedFd, program: &str) -> Result<Capabilities, WardenError> {
-    let until = clock::monotonic() + HELLO;
-    let none = |what| WardenError::NoHello { pid: process.pid, what };
-    loop {
-        let left = until.saturating_duration_since(clock::monotonic());
-        if left.is_zero() {
-            return Err(none("did not say hello within 10 s"));
-        }
-        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
-            Ok(_) | Err(nix::Error::EINTR) => {}
-            Err(error) => return Err(failed("poll")(error.into())),
-        }
-        match socket::receive(socket.as_fd()) {
-            Ok(Some(frame)) => return read_hello(&frame).ok_or_else(|| none("sent no hello that we can read")),
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Ok(None) | Err(_) => {
-                return Err(match spawn::read_errno(errno.as_fd()) {
-                    ErrnoPipe::Failed(failure) => WardenError::Exec {
-                        program: program.to_owned(),
-                        step: failure.step,
-                        source: io::Error::from_raw_os_error(failure.errno),
-                    },
-                    ErrnoPipe::Open | ErrnoPipe::Closed => none("ended before it said hello"),
-                });
-            }
-        }
-    }
-}
-
-fn read_hello(frame: &Received) -> Option<Capabilities> {
-    match wincode::deserialize::<Up>(&frame.bytes).ok()? {
-        Up::Hello { capabilities } => serde_json::from_slice(&capabilities).ok(),
-        Up::Started { .. } | Up::Ended { .. } => None,
     }
 }
 
@@ -522,48 +392,4 @@ fn read_event(frame: Received) -> Option<WardenEvent> {
             Some(WardenEvent::Ended { key, evidence: Box::new(evidence) })
         }
     }
-}
-
-/// After the death of a warden: kills and reaps everything that came to this process as an orphan, its descendants
-/// included, until nobody is found. `keep` are children of this process that are none (a new warden). Blocks for
-/// milliseconds, at most 10 s; answers how many processes were killed. What is in leaves is swept by the next warden.
-#[must_use]
-pub fn sweep_orphans(keep: &[i32]) -> usize {
-    let proc = Proc::default();
-    let own = process::own_pid();
-    let mut killed = 0;
-    wait_for(
-        || {
-            let before = proc.last_pid();
-            let mut census = proc.scan();
-            census.sort_unstable_by_key(|stat| (stat.start, stat.pid));
-            let mut family: Vec<i32> = Vec::new();
-            loop {
-                let known = family.len();
-                for stat in &census {
-                    let child = (stat.ppid == own && !keep.contains(&stat.pid)) || family.contains(&stat.ppid);
-                    if child && !family.contains(&stat.pid) {
-                        family.push(stat.pid);
-                    }
-                }
-                if family.len() == known {
-                    break;
-                }
-            }
-            let ours: Vec<_> = census.iter().filter(|stat| family.contains(&stat.pid)).collect();
-            for stat in ours.iter().filter(|stat| stat.is_alive()) {
-                let Ok(pidfd) = process::pidfd_open(stat.pid) else { continue };
-                if proc.stat(stat.pid).is_some_and(|now| now.start == stat.start) {
-                    killed += usize::from(process::pidfd_signal(pidfd.as_fd(), Signal::SIGKILL as i32).is_ok());
-                }
-            }
-            for stat in ours.iter().filter(|stat| stat.ppid == own) {
-                // Not dead yet: the next look takes it.
-                reap::reap_pid(stat.pid).map(drop).unwrap_or_default();
-            }
-            ours.is_empty() && proc.last_pid() == before
-        },
-        SWEEP,
-    );
-    killed
 }
