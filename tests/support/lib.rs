@@ -35,6 +35,7 @@ pub fn has_cgroup(test: &str) -> bool {
 }
 
 /// Says that a test is skipped, in the form that `tests/run` counts.
+#[expect(clippy::print_stdout, reason = "the test runner shows what a test prints")]
 pub fn skip(test: &str, why: &str) {
     println!("skipped: {test}: {why}");
 }

@@ -373,6 +373,7 @@ impl Supervisor {
 }
 
 impl Drop for Supervisor {
+    #[expect(clippy::print_stdout, reason = "the test runner shows what a failed test prints")]
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!("--- log of the supervisor ---\n{}", self.log());
