@@ -124,6 +124,11 @@ pub(super) fn time(at: Timestamp) -> String {
     Timestamp::from_microsecond(at.as_microsecond()).unwrap_or(at).to_string()
 }
 
+/// A time for people: whole seconds, UTC.
+pub(super) fn moment(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
 /// A size for people; `-` where none is known.
 pub(super) fn size(bytes: Option<Bytes>) -> String {
     bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::json::{duration_s, summary, time};
+use super::json::{duration_s, moment, summary};
 use super::picture::sparkline;
 use super::printable;
 use super::report::Report;
@@ -206,7 +206,7 @@ fn numbers(page: &mut Page, row: &AttemptRow) {
     if !places.is_empty() {
         page.field("ran on", &places.join(", "));
     }
-    page.field("claimed", &time(row.claimed_at));
+    page.field("claimed", &moment(row.claimed_at));
     page.field("charged", if row.charged { "yes" } else { "no, given back" });
 }
 
@@ -243,7 +243,7 @@ fn advice(page: &mut Page, report: &Report, paint: Paint) {
 fn since(at: Timestamp, now: Timestamp) -> String {
     let apart = now.duration_since(at);
     let length = show_duration(Duration::try_from(apart.abs()).unwrap_or_default());
-    if apart.is_negative() { format!("{} (in {length})", time(at)) } else { format!("{} ({length} ago)", time(at)) }
+    if apart.is_negative() { format!("{} (in {length})", moment(at)) } else { format!("{} ({length} ago)", moment(at)) }
 }
 
 /// Colours, or none.

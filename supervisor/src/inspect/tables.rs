@@ -6,7 +6,7 @@ use std::time::Duration;
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 
-use super::json::{size, time};
+use super::json::{moment, size};
 use super::printable;
 use crate::domain::job::{Job, JobState};
 use crate::domain::units::show_duration;
@@ -21,8 +21,8 @@ pub fn list_table(jobs: &[Job]) -> String {
             job.state.to_string(),
             job.attempt.to_string(),
             job.cause.map_or_else(|| "-".to_owned(), |cause| cause.to_string()),
-            time(job.created_at),
-            job.finished_at.map_or_else(|| "-".to_owned(), time),
+            moment(job.created_at),
+            job.finished_at.map_or_else(|| "-".to_owned(), moment),
             size(job.peak),
         ]
     });

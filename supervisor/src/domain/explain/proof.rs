@@ -95,7 +95,7 @@ fn counters(verdict: &Verdict, p: &ProcessEvidence) -> Option<String> {
     let sizes = [
         ("limit", p.memory.limit),
         ("peak", readings::kernel_peak(p).map(Bytes).or(p.memory.peak)),
-        ("anon", p.at_exit.anon.map(Bytes)),
+        // Anonymous memory is gone with its process; what lies in shared memory and tmpfs stays charged.
         ("shmem", p.at_exit.shmem.filter(|n| *n > 0).map(Bytes)),
     ];
     let sizes = sizes.into_iter().filter_map(|(name, size)| size.map(|size| format!("{name} {size}")));
