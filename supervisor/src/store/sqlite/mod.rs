@@ -5,11 +5,11 @@
 //! - WAL, `synchronous = FULL`: what was committed survives the host (I11).
 //! - **One writer connection**, and every write is one `BEGIN IMMEDIATE` transaction on it: a transaction that reads
 //!   first and writes later cannot find its snapshot overtaken, so the only lock error that is left is a wait of more
-//!   than [`open::BUSY`] for another process. Each write runs in a task that nobody aborts: a caller that is dropped
+//!   than 10 s for another process. Each write runs in a task that nobody aborts: a caller that is dropped
 //!   leaves the write either done or not done, and never an open transaction on the connection.
 //! - **Readers apart**: a small pool of read-only connections; every read is one statement that is fetched whole, so no
 //!   snapshot is held and the WAL can be checkpointed.
-//! - **One supervisor a file**: the lock beside the database ([`lock`]) is the lease; terms are told apart by it, and
+//! - **One supervisor a file**: the lock beside the database (`lock`) is the lease; terms are told apart by it, and
 //!   every running row of a term that is not among the living can be rescued at once.
 //! - This host's clock is the database's clock ([`clock::now`]), bound into the statements.
 //!
