@@ -27,6 +27,8 @@ mod main_loop;
 pub mod message;
 mod start;
 mod stop;
+#[cfg(test)]
+mod tests;
 mod tmpdir;
 mod tree;
 mod watchdog;

@@ -174,7 +174,8 @@ fn fork(plan: &Plan, stdio: &[OwnedFd; 3], leaf: Option<&dyn Leaf>) -> Result<Sp
     spawn::spawn(plan, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()], &doors)
 }
 
-fn attempt(
+/// An attempt whose child has just been forked.
+pub(super) fn attempt(
     key: Key,
     spec: StartSpec,
     folder: std::path::PathBuf,

@@ -301,3 +301,91 @@ impl Forest {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat(pid: i32, ppid: i32, session: i32, start: u64) -> Stat {
+        let comm = format!("p{pid}");
+        Stat { pid, comm, state: 'S', ppid, pgrp: session, session, flags: 0, threads: 1, start }
+    }
+
+    fn learn(family: &mut Family, census: &[Stat]) -> Vec<i32> {
+        let starts = census.iter().map(|stat| (stat.pid, stat.start)).collect();
+        family.learn(census, &starts);
+        family.living.iter().map(|stat| stat.pid).collect()
+    }
+
+    fn family() -> Family {
+        Family { start: 100, known: HashMap::from([(10, 100)]), ..Family::default() }
+    }
+
+    #[test]
+    fn children_sessions_and_groups_belong_and_strangers_do_not() {
+        let mut family = family();
+        let census = [
+            stat(9, 1, 9, 50),
+            stat(10, 1, 10, 100),
+            stat(11, 10, 10, 101),
+            stat(12, 11, 12, 102),
+            stat(13, 1, 12, 103),
+            stat(14, 1, 14, 104),
+        ];
+        assert_eq!(learn(&mut family, &census), [10, 11, 12, 13]);
+    }
+
+    #[test]
+    fn a_child_is_found_even_when_the_clock_put_it_before_its_parent() {
+        let census = [stat(10, 1, 10, 100), stat(3, 12, 3, 101), stat(12, 10, 12, 101)];
+        assert_eq!(learn(&mut family(), &census), [10, 3, 12]);
+    }
+
+    #[test]
+    fn a_session_is_remembered_after_its_leader_and_forgotten_after_its_last_member() {
+        let mut family = family();
+        learn(&mut family, &[stat(10, 1, 10, 100), stat(12, 10, 12, 101), stat(13, 12, 12, 102)]);
+        assert_eq!(learn(&mut family, &[stat(13, 1, 12, 102), stat(14, 1, 12, 103)]), [13, 14]);
+        assert_eq!(learn(&mut family, &[]), [0_i32; 0]);
+        // The numbers 10 and 12 are free now, and whoever gets them is a stranger.
+        assert_eq!(learn(&mut family, &[stat(12, 1, 12, 200), stat(15, 12, 12, 201)]), [0_i32; 0]);
+    }
+
+    #[test]
+    fn a_number_that_was_given_to_somebody_else_proves_nothing() {
+        let mut family = family();
+        learn(&mut family, &[stat(10, 1, 10, 100), stat(12, 10, 12, 101)]);
+        assert_eq!(learn(&mut family, &[stat(10, 1, 10, 100), stat(12, 1, 12, 300), stat(15, 12, 12, 301)]), [10]);
+    }
+
+    #[test]
+    fn an_orphan_waits_for_all_that_may_have_left_it() {
+        let mut forest = Forest::new(Proc::at("/nowhere"));
+        let own = forest.own;
+        forest.families.insert(1, family());
+        forest.families.insert(2, Family { start: 120, known: HashMap::from([(20, 120)]), ..Family::default() });
+        // Born before the second attempt: it can only be of the first. Born after both: it may be of either.
+        let census = [stat(30, own, 30, 110), stat(31, own, 31, 130)];
+        assert!(forest.sort_orphans(&census));
+        assert!(forest.families.get(&1).unwrap().known.contains_key(&30));
+        assert_eq!(forest.orphans.get(&(31, 130)).unwrap().candidates.len(), 2);
+        forest.uproot(1);
+        assert!(!forest.families.get(&2).unwrap().known.contains_key(&31));
+    }
+
+    #[test]
+    fn an_orphan_that_a_leaf_may_account_for_is_nobodys_until_that_was_told_again() {
+        let mut forest = Forest::new(Proc::at("/nowhere"));
+        let own = forest.own;
+        forest.families.insert(1, family());
+        forest.set_foreign(HashSet::from([40]));
+        let census = [stat(40, own, 40, 110), stat(41, own, 41, 111)];
+        assert!(!forest.sort_orphans(&census), "not told since it was first seen");
+        forest.set_foreign(HashSet::from([40, 41]));
+        assert!(!forest.sort_orphans(&census), "it is of a leaf");
+        forest.set_foreign(HashSet::from([40]));
+        assert!(!forest.sort_orphans(&census));
+        forest.set_foreign(HashSet::from([40]));
+        assert!(forest.sort_orphans(&census));
+    }
+}
