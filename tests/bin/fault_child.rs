@@ -49,6 +49,7 @@ fn main() {
         ["flood-stderr", mib] => flood(std::io::stderr(), number(mib)),
         ["print-fds"] => print_fds(),
         ["env", name] => println!("{}", std::env::var(name).unwrap_or_default()),
+        ["limits"] => print!("{}", std::fs::read_to_string("/proc/self/limits").expect("limits")),
         ["status"] => print!("{}", std::fs::read_to_string("/proc/self/status").expect("status")),
         _ => {
             eprintln!("fault-child: unknown mode {words:?}");

@@ -47,6 +47,21 @@ async fn i8_a_leaf_is_emptied_whatever_sessions_its_processes_made() {
 }
 
 #[tokio::test]
+async fn a_hundred_jobs_at_once_have_a_leaf_each_and_leave_none() {
+    let Some(mut world) = World::cgroup() else { return };
+    let jobs: Vec<_> = (0..100).map(|_| world.run(&["exit-after", "0.3"])).collect();
+    for (key, pipes) in jobs {
+        drop(pipes);
+        let end = world.end(key).await;
+        assert_eq!((end.exit, end.start_failure), (Some(ExitStatus::Exited(0)), None));
+        assert!(end.counters_readable);
+    }
+    let jobs = world.capabilities.jobs_group.clone().unwrap();
+    assert_eq!(world.close().await, Some(ExitStatus::Exited(0)));
+    assert_eq!(groups(&jobs), Vec::<PathBuf>::new());
+}
+
+#[tokio::test]
 async fn a_stopped_job_with_helpers_leaves_an_empty_group_that_is_removed() {
     let Some(mut world) = World::cgroup() else { return };
     let file = world.dir.path().join("helpers");

@@ -84,6 +84,19 @@ async fn a_child_has_no_new_privileges_no_ignored_and_no_blocked_signals() {
 }
 
 #[tokio::test]
+async fn a_child_makes_no_core_files_and_has_the_descriptor_limit_of_the_supervisor() {
+    let mut world = World::watchdog();
+    let (key, mut pipes) = world.run(&["limits"]);
+    let theirs = read_all(&mut pipes.stdout).await;
+    world.end(key).await;
+    let line = |limits: &str, name: &str| limits.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+    let ours = std::fs::read_to_string("/proc/self/limits").unwrap();
+    assert_eq!(line(&theirs, "Max open files"), line(&ours, "Max open files"));
+    let core = line(&theirs, "Max core file size").expect("a line");
+    assert!(core.split_whitespace().any(|word| word == "0"), "{core}");
+}
+
+#[tokio::test]
 async fn another_user_is_taken_on_with_its_groups_and_dies_with_the_warden_all_the_same() {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: only root can start as another user");

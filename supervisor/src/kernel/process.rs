@@ -20,6 +20,9 @@ use nix::fcntl::FcntlArg;
 use nix::fcntl::FdFlag;
 use nix::fcntl::fcntl;
 use nix::sys::prctl;
+use nix::sys::resource::Resource;
+use nix::sys::resource::getrlimit;
+use nix::sys::resource::setrlimit;
 use nix::sys::signal::SigHandler;
 use nix::sys::signal::SigSet;
 use nix::sys::signal::Signal;
@@ -143,6 +146,17 @@ pub fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
 /// The table of descriptors is full.
 pub fn duplicate(fd: impl AsFd) -> io::Result<OwnedFd> {
     fd.as_fd().try_clone_to_owned()
+}
+
+/// Lets this process open as many files as it may, and answers what was allowed before (soft, hard): its children are
+/// given that back, because programs that use `select` break with more.
+///
+/// # Errors
+/// The limit cannot be read or set.
+pub fn raise_descriptor_limit() -> Result<(u64, u64), KernelError> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(call_error("getrlimit"))?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_err(call_error("setrlimit"))?;
+    Ok((soft, hard))
 }
 
 /// Opens `/dev/null` for both directions.

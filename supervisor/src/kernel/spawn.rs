@@ -74,6 +74,8 @@ pub struct Plan {
     pub identity: Option<Identity>,
     /// Niceness to add.
     pub nice: Option<i32>,
+    /// Soft and hard limit of open files; `None`: as the parent.
+    pub descriptors: Option<(u64, u64)>,
     /// A job: marker name, raised OOM score, no core files, no new privileges, dies with its parent thread.
     pub contained: bool,
 }
@@ -332,6 +334,9 @@ impl Child<'_> {
             raise_oom_score();
             nix::sys::resource::setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(at(Step::Rlimit))?;
         }
+        if let Some((soft, hard)) = self.plan.descriptors {
+            nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, soft, hard).map_err(at(Step::Rlimit))?;
+        }
         reset_signals();
         self.renice().map_err(at(Step::Nice))?;
         self.switch_user().map_err(at(Step::User))?;
@@ -406,7 +411,7 @@ impl Child<'_> {
 
 /// For kernels before 5.9: marks one by one, as far as the table may reach.
 fn mark_by_hand(from: RawFd) -> nix::Result<()> {
-    let (limit, _) = nix::sys::resource::getrlimit(Resource::RLIMIT_NOFILE)?;
+    let (_, limit) = nix::sys::resource::getrlimit(Resource::RLIMIT_NOFILE)?;
     for fd in from..RawFd::try_from(limit.min(1 << 20)).unwrap_or(1 << 20) {
         // SAFETY: three integers; a number that is not open is an error that does not matter.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };

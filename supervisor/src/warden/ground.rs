@@ -68,6 +68,8 @@ pub(super) struct Ground {
     pub(super) serial: u64,
     /// The largest resident size of the warden itself: what a fork of it inherits as its own maximum.
     pub(super) own_rss: u64,
+    /// Limit of open files that children get: the one that the warden was started with.
+    pub(super) descriptors: Option<(u64, u64)>,
     /// When to look for leaves of dead wardens again, and the pause after that.
     sweep: Option<(Instant, Duration)>,
     /// Temporary folders of dead wardens.
@@ -86,7 +88,18 @@ impl Ground {
         let sweep = tree.as_ref().map(|_| (now(), SWEEP_FIRST));
         let forest = Forest::new(proc.clone());
         let rubbish = tmpdir::set_aside(&setup.state_dir, process::own_pid());
-        (Self { proc, tree, forest, state_dir: setup.state_dir, serial: 0, own_rss: 0, sweep, rubbish }, notes)
+        let ground = Self {
+            proc,
+            tree,
+            forest,
+            state_dir: setup.state_dir,
+            serial: 0,
+            own_rss: 0,
+            descriptors: None,
+            sweep,
+            rubbish,
+        };
+        (ground, notes)
     }
 
     /// What the hello says.

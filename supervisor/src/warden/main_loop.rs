@@ -117,7 +117,9 @@ impl Warden {
         process::set_name(c"jv:warden").map_err(io::Error::other)?;
         process::become_subreaper().map_err(io::Error::other)?;
         std::fs::create_dir_all(&setup.state_dir)?;
-        let (ground, notes) = Ground::survey(setup);
+        let (mut ground, notes) = Ground::survey(setup);
+        // A child costs some ten descriptors; with fewer, starts fail with their reason.
+        ground.descriptors = process::raise_descriptor_limit().ok();
         let mut warden = Self {
             socket,
             signals,

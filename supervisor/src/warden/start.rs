@@ -102,7 +102,7 @@ fn start(
     let name = format!("a{}-{}-{}", spec.fence.job, spec.fence.attempt, ground.serial);
     let folder = ground.state_dir.join("tmp").join(&name);
     let identity = find_identity(&spec)?;
-    let plan = plan(&spec, &folder, identity)?;
+    let plan = Plan { descriptors: ground.descriptors, ..plan(&spec, &folder, identity)? };
     let leaf = make_leaf(ground, &spec, &name)?;
     let made = tmpdir::make(&folder, plan.identity.as_ref())
         .map_err(|error| failure("tmpdir", error.raw_os_error(), format!("tmpdir `{}`: {error}", folder.display())));
@@ -234,6 +234,7 @@ fn plan(spec: &StartSpec, folder: &Path, identity: Option<Identity>) -> Result<P
         cwd: Some(text("cwd", spec.cwd.as_os_str().as_bytes())?),
         identity,
         nice: spec.nice,
+        descriptors: None,
         contained: true,
     })
 }
