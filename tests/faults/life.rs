@@ -106,6 +106,23 @@ fn j2_i9_a_job_with_a_single_attempt_survives_a_deploy() {
 }
 
 #[test]
+fn j1_i9_a_stop_signal_to_supervisor_and_children_alike_costs_nothing() {
+    let world = World::new(Lane::Auto, KIND);
+    let ids: Vec<i64> = (0..4).map(|_| world.enqueue("fault", &fault("hang", &[]))).collect();
+    let mut supervisor = world.supervisor();
+    ids.iter().for_each(|id| until_started(&world, *id, 1));
+    for start in world.starts() {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(start.pid), Signal::SIGTERM).expect("it runs");
+    }
+    supervisor.signal(Signal::SIGTERM);
+    assert!(supervisor.wait(SOON).success());
+    for id in ids {
+        assert_eq!((world.state(id).as_str(), world.causes(id)), ("queued", vec!["drained".to_owned()]));
+        assert_eq!(world.inspect(id)["charged"], json!(0));
+    }
+}
+
+#[test]
 fn three_signals_drain_stop_and_kill() {
     let world = World::new(Lane::Auto, &KIND.replace("300ms", "60s").replace("grace = \"1s\"", "grace = \"60s\""));
     let file = world.path("appended").display().to_string();

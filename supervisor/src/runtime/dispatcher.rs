@@ -46,6 +46,10 @@ const BREAKER_DOUBLINGS: u32 = 6;
 /// After so many failed starts in a row, `--until-idle` no longer waits for a kind.
 const BREAKER_GIVE_UP: u32 = 3;
 
+/// How long the end of a child that was asked to stop by a stranger waits to be judged: a stop signal that goes to a
+/// whole unit reaches the child and us in any order, and the child's end must not be judged before ours is known.
+const UNIT_STOP: Duration = Duration::from_millis(500);
+
 /// What does not change while the supervisor lives.
 #[derive(Debug, Clone)]
 pub struct Identity {
@@ -89,6 +93,8 @@ pub struct Dispatcher {
     identity: Identity,
     config: Arc<Config>,
     attempts: BTreeMap<Key, Attempt>,
+    /// Ends that wait for [`UNIT_STOP`]; their attempts still hold slot and memory.
+    undecided: Vec<(Instant, Over)>,
     /// Outcomes on their way to the store.
     unrecorded: BTreeMap<Key, Fence>,
     breakers: BTreeMap<String, Breaker>,
@@ -114,6 +120,7 @@ impl Dispatcher {
             identity,
             config,
             attempts: BTreeMap::new(),
+            undecided: Vec::new(),
             unrecorded: BTreeMap::new(),
             breakers: BTreeMap::new(),
             next_key: 1,
@@ -135,7 +142,8 @@ impl Dispatcher {
     pub fn next_deadline(&self) -> Option<Instant> {
         let breakers = self.breakers.values().filter_map(|breaker| breaker.closed_until);
         let drain = if self.phase == Phase::Draining { self.drain_until } else { None };
-        breakers.chain(drain).min()
+        let undecided = self.undecided.iter().map(|(until, _)| *until);
+        breakers.chain(drain).chain(undecided).min()
     }
 
     /// The lowest claim sequence whose reply may still come: rows below it are known to be ours or lost.
@@ -179,6 +187,9 @@ impl Dispatcher {
             Event::Deadline => self.deadline(now, &mut actions),
             Event::Claimed { seq, jobs } => self.claimed(seq, jobs, &mut actions),
             Event::Started { key, pid } => self.started(key, pid),
+            Event::Over(over) if self.own_stop.is_none() && over.end.is_request_of_a_stranger() => {
+                self.undecided.push((now + UNIT_STOP, *over));
+            }
             Event::Over(over) => self.over(*over, now, &mut actions),
             Event::Recorded { key, .. } => {
                 self.unrecorded.remove(&key);
@@ -385,6 +396,17 @@ impl Dispatcher {
         }
     }
 
+    /// Judges the ends that have waited long enough, or all.
+    fn decide(&mut self, all: bool, now: Instant, actions: &mut Vec<Action>) {
+        for (until, over) in std::mem::take(&mut self.undecided) {
+            if all || now >= until {
+                self.over(over, now, actions);
+            } else {
+                self.undecided.push((until, over));
+            }
+        }
+    }
+
     fn stop_signal(&mut self, at: Timestamp, now: Instant, actions: &mut Vec<Action>) {
         match self.phase {
             Phase::Working => {
@@ -392,6 +414,7 @@ impl Dispatcher {
                 self.own_stop = Some(at);
                 self.drain_until = Some(now + self.config.supervisor.drain);
                 actions.push(Action::Stopping);
+                self.decide(true, now, actions);
             }
             Phase::Draining => {
                 self.phase = Phase::Stopping;
@@ -405,6 +428,7 @@ impl Dispatcher {
     }
 
     fn deadline(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.decide(false, now, actions);
         if self.phase == Phase::Draining && self.drain_until.is_some_and(|until| now >= until) {
             self.phase = Phase::Stopping;
             self.stop_all(None, actions);

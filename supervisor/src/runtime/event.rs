@@ -117,6 +117,21 @@ pub enum End {
     Refused(String),
 }
 
+impl End {
+    /// Whether the process died of HUP, INT or TERM that we did not send.
+    #[must_use]
+    pub fn is_request_of_a_stranger(&self) -> bool {
+        const HUP_INT_TERM: [i32; 3] = [1, 2, 15];
+        match self {
+            Self::Seen(process) => {
+                matches!(process.exit, Some(ExitStatus::Signaled(signal)) if HUP_INT_TERM.contains(&signal))
+                    && process.intent.is_none()
+            }
+            Self::WardenLost { .. } | Self::Refused(_) => false,
+        }
+    }
+}
+
 /// What was read from a child's pipes.
 #[derive(Debug, Default)]
 pub struct ChildOutput {

@@ -10,6 +10,7 @@ use crate::config::Enforce;
 use crate::config::MemoryBudget;
 use crate::config::Output;
 use crate::config::SupervisorConfig;
+use crate::domain::cause::Cause;
 use crate::domain::clock;
 use crate::domain::evidence::ExitMeaning;
 use crate::domain::evidence::ExitStatus;
@@ -232,6 +233,32 @@ fn i9_the_first_signal_drains_the_second_stops_and_the_third_kills() {
         let last = bench.handle(Event::Recorded { key, finished: Finished::Recorded(JobState::Succeeded) });
         assert_eq!(exit_of(&last).is_some(), bench.dispatcher.attempts.is_empty());
     }
+}
+
+#[test]
+fn i9_a_child_that_dies_of_the_units_stop_signal_before_we_see_ours_is_drained_and_alone_it_is_not() {
+    let terminated =
+        || ProcessEvidence { exit: Some(ExitStatus::Signaled(15)), ended_at: Some(clock::now()), ..exited(0) };
+    let mut bench = Bench::new(&[kind("a", 1)], Bytes::mib(1000), false);
+    let keys = bench.claim(&[(1, "a")]);
+    assert!(bench.ends(keys[0], terminated()).is_empty(), "not judged yet");
+    let actions = bench.stop_signal();
+    assert_eq!(
+        recorded(&actions)[0].1.verdict.as_ref().map(|verdict| verdict.ending.cause()),
+        Some(Some(Cause::Drained))
+    );
+    assert!(recorded(&actions)[0].1.decision.refund);
+
+    let mut bench = Bench::new(&[kind("a", 1)], Bytes::mib(1000), false);
+    let keys = bench.claim(&[(1, "a")]);
+    bench.ends(keys[0], terminated());
+    bench.now = bench.dispatcher.next_deadline().expect("a time at which it is judged");
+    let actions = bench.handle(Event::Deadline);
+    assert_eq!(
+        recorded(&actions)[0].1.verdict.as_ref().map(|verdict| verdict.ending.cause()),
+        Some(Some(Cause::KilledExternal))
+    );
+    assert_eq!(bench.dispatcher.next_deadline(), None);
 }
 
 #[test]
