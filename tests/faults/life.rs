@@ -224,6 +224,31 @@ fn the_wardens_death_ends_its_attempts_uncharged_and_another_warden_goes_on() {
 }
 
 #[test]
+fn a_reload_takes_a_good_file_whole_refuses_a_bad_one_whole_and_leaves_what_runs_alone() {
+    let world = World::new(Lane::Auto, KIND);
+    let running = world.enqueue("fault", &fault("exit-after", &["2000"]));
+    let supervisor = world.supervisor();
+    until_started(&world, running, 1);
+    let said = |words: &str| {
+        wait_until("it was read again", SOON, || {
+            if supervisor.log().contains(words) { Ok(()) } else { Err(supervisor.log()) }
+        });
+    };
+    world.write_config(&KIND.replace("slots = 4", "slots = 0").replace("[kind.fault]", "[kind.other]"));
+    supervisor.signal(Signal::SIGHUP);
+    said("kept the old configuration");
+    assert!(supervisor.log().contains("slots"), "the error is named");
+    world.write_config(&KIND.replace("[kind.fault]", "[kind.other]"));
+    supervisor.signal(Signal::SIGHUP);
+    said("read again");
+    let other = world.enqueue("other", &fault("exit", &["0"]));
+    world.until_state(other, &["succeeded"], SOON);
+    world.until_state(running, &["succeeded"], SOON);
+    assert_eq!(world.starts().iter().filter(|start| start.job == running).count(), 1);
+    assert!(supervisor.stop(SOON).success());
+}
+
+#[test]
 fn a_payload_of_any_allowed_size_arrives_and_a_larger_one_is_refused_with_the_limit() {
     let world = World::new(
         Lane::Auto,
