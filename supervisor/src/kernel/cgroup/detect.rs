@@ -5,7 +5,6 @@
 //! behind and one line that says why. Called once by the warden at its start; it may wait for its own probe to die, at most
 //! [`PROBE_PATIENCE`].
 
-use std::error::Error;
 use std::thread;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use super::own::Unfit;
 use super::v1;
 use super::v2;
 use crate::domain::clock;
+use crate::domain::report::chain;
 use crate::kernel::KernelError;
 
 /// Memory limit of the probe leaf: a process that does nothing fits, and every jobs group is larger.
@@ -129,16 +129,4 @@ fn clear(leaf: &dyn Leaf) -> Result<(), Unfit> {
             (KillState::Empty | KillState::Dying, _) => thread::sleep(PROBE_PAUSE),
         }
     }
-}
-
-/// An error with all its sources on one line.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
-        next = source.source();
-    }
-    text
 }

@@ -36,35 +36,23 @@ pub(super) async fn begin(store: &SqliteStore, new: NewTerm) -> Result<(), Store
 
 /// Notes a sign of life; a term that has ended stays ended.
 pub(super) async fn beat(store: &SqliteStore, term: Term) -> Result<(), StoreError> {
-    const STEP: &str = "note a sign of life";
-    store
-        .write(STEP, move |conn| {
-            Box::pin(async move {
-                sqlx::query("UPDATE supervisors SET last_seen = ?2 WHERE term = ?1 AND ended_at IS NULL")
-                    .bind(term.to_string())
-                    .bind(clock::now().as_microsecond())
-                    .execute(conn)
-                    .await
-                    .map(|_| ())
-                    .map_err(|e| StoreError::sort(STEP, e))
-            })
-        })
-        .await
+    let sql = "UPDATE supervisors SET last_seen = ?2 WHERE term = ?1 AND ended_at IS NULL";
+    touch(store, term, "note a sign of life", sql).await
 }
 
 /// Ends a term in good order.
 pub(super) async fn end(store: &SqliteStore, term: Term) -> Result<(), StoreError> {
-    const STEP: &str = "end a term";
+    let sql = "UPDATE supervisors SET last_seen = ?2, ended_at = ?2 WHERE term = ?1 AND ended_at IS NULL";
+    touch(store, term, "end a term", sql).await
+}
+
+/// One statement about one term, now.
+async fn touch(store: &SqliteStore, term: Term, step: &'static str, sql: &'static str) -> Result<(), StoreError> {
     store
-        .write(STEP, move |conn| {
+        .write(step, move |conn| {
             Box::pin(async move {
-                sqlx::query("UPDATE supervisors SET last_seen = ?2, ended_at = ?2 WHERE term = ?1 AND ended_at IS NULL")
-                    .bind(term.to_string())
-                    .bind(clock::now().as_microsecond())
-                    .execute(conn)
-                    .await
-                    .map(|_| ())
-                    .map_err(|e| StoreError::sort(STEP, e))
+                let query = sqlx::query(sql).bind(term.to_string()).bind(clock::now().as_microsecond());
+                query.execute(conn).await.map(|_| ()).map_err(|e| StoreError::sort(step, e))
             })
         })
         .await
