@@ -249,6 +249,26 @@ fn a_reload_takes_a_good_file_whole_refuses_a_bad_one_whole_and_leaves_what_runs
 }
 
 #[test]
+fn a_watched_job_is_told_at_every_change_until_it_has_ended() {
+    let world = World::new(Lane::Auto, KIND);
+    let id = world.enqueue("fault", &fault("exit-after", &["300"]));
+    let watch = world.start(&["inspect", &id.to_string(), "--watch", "--json"]);
+    wait_until("the queued job was told of", SOON, || {
+        if watch.data().is_empty() { Err("not yet".to_owned()) } else { Ok(()) }
+    });
+    let supervisor = world.supervisor();
+    let told = watch.output(SOON);
+    let states: Vec<String> = String::from_utf8_lossy(&told.stdout)
+        .lines()
+        .map(|line| text(&serde_json::from_str::<serde_json::Value>(line).expect("JSON")["state"]))
+        .collect();
+    assert_eq!(states.first().map(String::as_str), Some("queued"), "{states:?}");
+    assert_eq!(states.last().map(String::as_str), Some("succeeded"), "{states:?}");
+    assert!(told.status.success() && states.iter().filter(|state| *state == "succeeded").count() == 1, "{states:?}");
+    assert!(supervisor.stop(SOON).success());
+}
+
+#[test]
 fn a_payload_of_any_allowed_size_arrives_and_a_larger_one_is_refused_with_the_limit() {
     let world = World::new(
         Lane::Auto,

@@ -322,6 +322,12 @@ impl Supervisor {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// What it has written to stdout so far.
+    #[must_use]
+    pub fn data(&self) -> String {
+        fs::read_to_string(&self.stdout).unwrap_or_default()
+    }
+
     /// Sends it a signal.
     ///
     /// # Panics

@@ -64,15 +64,20 @@ pub(crate) async fn until_ended(
             if jobs.iter().all(|job| job.state.is_final()) {
                 return Ok(jobs);
             }
-            tokio::select! {
-                () = store.changed() => {}
-                () = tokio::time::sleep(POLL) => {}
-            }
+            next_look(store).await;
         }
     };
     match timeout {
         None => waiting.await.map(Some),
         Some(limit) => tokio::time::timeout(limit, waiting).await.map_or(Ok(None), |jobs| jobs.map(Some)),
+    }
+}
+
+/// Waits for a change, or for a moment.
+pub(crate) async fn next_look(store: &dyn Store) {
+    tokio::select! {
+        () = store.changed() => {}
+        () = tokio::time::sleep(POLL) => {}
     }
 }
 
