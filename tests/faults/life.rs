@@ -249,6 +249,30 @@ fn a_reload_takes_a_good_file_whole_refuses_a_bad_one_whole_and_leaves_what_runs
 }
 
 #[test]
+fn a_service_manager_is_told_that_it_takes_jobs_that_it_lives_and_that_it_stops() {
+    let world = World::new(Lane::Auto, KIND);
+    let path = world.path("notify");
+    let manager = std::os::unix::net::UnixDatagram::bind(&path).expect("a socket");
+    manager.set_read_timeout(Some(SOON)).expect("a limit");
+    let hear = |word: &str| {
+        let mut buffer = [0; 4096];
+        wait_until(word, SOON, || {
+            let count = manager.recv(&mut buffer).expect("a message");
+            let message = String::from_utf8_lossy(&buffer[..count]).into_owned();
+            if message.lines().any(|line| line == word) { Ok(message) } else { Err(message) }
+        })
+    };
+    let socket = path.display().to_string();
+    let mut supervisor = world.start_with(&["run"], &[("NOTIFY_SOCKET", &socket), ("WATCHDOG_USEC", "200000")]);
+    hear("READY=1");
+    let alive = hear("WATCHDOG=1");
+    assert!(alive.contains("STATUS=working: 0 running"), "{alive}");
+    supervisor.signal(Signal::SIGTERM);
+    hear("STOPPING=1");
+    assert!(supervisor.wait(SOON).success());
+}
+
+#[test]
 fn a_watched_job_is_told_at_every_change_until_it_has_ended() {
     let world = World::new(Lane::Auto, KIND);
     let id = world.enqueue("fault", &fault("exit-after", &["300"]));

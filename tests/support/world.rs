@@ -219,15 +219,22 @@ impl World {
     }
 
     /// Starts a supervisor with these arguments.
+    #[must_use]
+    pub fn start(&self, arguments: &[&str]) -> Supervisor {
+        self.start_with(arguments, &[])
+    }
+
+    /// The same, with more in its environment.
     ///
     /// # Panics
     /// It cannot be started.
     #[must_use]
-    pub fn start(&self, arguments: &[&str]) -> Supervisor {
+    pub fn start_with(&self, arguments: &[&str], environment: &[(&str, &str)]) -> Supervisor {
         let log = self.path(&format!("run-{}.log", NEXT.fetch_add(1, Ordering::Relaxed)));
         let stderr = fs::File::create(&log).expect("a log");
         let stdout = log.with_extension("out");
         let mut command = self.command(arguments);
+        command.envs(environment.iter().copied());
         command.stdout(fs::File::create(&stdout).expect("a file")).stderr(stderr);
         let child = command.spawn_in_test();
         Supervisor { child, log, stdout }

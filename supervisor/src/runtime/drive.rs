@@ -8,9 +8,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
+use sd_notify::NotifyState;
 use tokio::sync::Notify;
 use tokio::sync::mpsc;
 use tokio::sync::oneshot;
+use tokio::time::Interval;
 
 use crate::config::KindConfig;
 use crate::domain::clock;
@@ -96,6 +98,8 @@ impl Drive {
     /// Runs until there is a reason to leave.
     pub async fn run(mut self) -> ExitReason {
         let mut relaunching: Option<oneshot::Receiver<Result<Launched, WardenError>>> = None;
+        // The manager asked for a sign of life at least this often: half of that, from this loop and nowhere else.
+        let mut signs_of_life = sd_notify::watchdog_enabled().map(|most| tokio::time::interval(most / 2));
         loop {
             let deadline = self.dispatcher.next_deadline();
             let happened = tokio::select! {
@@ -103,6 +107,11 @@ impl Drive {
                 Some(event) = self.inbox.recv() => Happened::Event(event),
                 launched = answer(&mut relaunching), if relaunching.is_some() => Happened::Relaunched(launched),
                 () = until(deadline) => Happened::Event(Event::Deadline),
+                () = next(&mut signs_of_life) => {
+                    let status = self.dispatcher.status();
+                    notify(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
+                    continue;
+                }
             };
             let event = match happened {
                 Happened::Event(event) => event,
@@ -151,7 +160,7 @@ impl Drive {
                 self.outcomes.send((key, *finish)).ok();
             }
             Action::CheckIdle => self.check_idle(),
-            Action::Stopping => notify(&[sd_notify::NotifyState::Stopping]),
+            Action::Stopping => notify(&[NotifyState::Stopping, NotifyState::Status(&self.dispatcher.status())]),
             Action::Exit(reason) => return Some(reason),
         }
         None
@@ -300,6 +309,13 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
+async fn next(interval: &mut Option<Interval>) {
+    match interval {
+        Some(interval) => drop(interval.tick().await),
+        None => std::future::pending().await,
+    }
+}
+
 async fn answer(
     relaunching: &mut Option<oneshot::Receiver<Result<Launched, WardenError>>>,
 ) -> Result<Launched, WardenError> {
@@ -310,7 +326,7 @@ async fn answer(
 }
 
 /// Tells the service manager, if there is one.
-pub fn notify(states: &[sd_notify::NotifyState<'_>]) {
+pub fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "cannot tell the service manager");
     }
