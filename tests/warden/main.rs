@@ -38,7 +38,7 @@ use jobvisor::warden::message::StopReason;
 use jobvisor::warden::sweep_orphans;
 use tokio::io::AsyncReadExt;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(40);
 const CHILD: &str = env!("CARGO_BIN_EXE_fault-child");
 const MIB: u64 = 1 << 20;
 

@@ -110,6 +110,8 @@ pub(super) struct Forest {
     /// How often `foreign` was told.
     told: u64,
     looked: Option<(Instant, Duration)>,
+    /// The newest pid before the last look began.
+    newest: Option<i32>,
 }
 
 impl Forest {
@@ -123,6 +125,7 @@ impl Forest {
             foreign: HashSet::new(),
             told: 0,
             looked: None,
+            newest: None,
         }
     }
 
@@ -132,8 +135,9 @@ impl Forest {
 
     /// Begins to watch the tree of `pid`, a child that is not reaped.
     pub(super) fn plant(&mut self, key: Key, pid: i32) {
-        let start = self.proc.stat(pid).map_or(0, |stat| stat.start);
-        let mut family = Family { start, ..Family::default() };
+        let stat = self.proc.stat(pid);
+        let start = stat.as_ref().map_or(0, |stat| stat.start);
+        let mut family = Family { start, living: stat.into_iter().collect(), ..Family::default() };
         family.known.insert(pid, start);
         family.readers.extend(self.proc.resident(pid).map(|reader| (pid, reader)));
         self.families.insert(key, family);
@@ -183,6 +187,7 @@ impl Forest {
     /// Scans all processes and learns who belongs where; kills orphans that nobody living can have left.
     pub(super) fn look(&mut self) {
         let begun = clock::monotonic();
+        self.newest = self.proc.last_pid();
         let mut census = self.proc.scan();
         census.sort_unstable_by_key(|stat| (stat.start, stat.pid));
         let starts: HashMap<i32, u64> = census.iter().map(|stat| (stat.pid, stat.start)).collect();
@@ -243,11 +248,13 @@ impl Forest {
 
     /// One step of killing a whole tree, main process included.
     pub(super) fn fell(&mut self, key: Key) -> Felled {
+        if self.living(key).is_empty() && self.nobody_new() {
+            return Felled::Gone;
+        }
         for _ in 0..SCANS {
-            let before = self.proc.last_pid();
             self.look();
+            let still = self.nobody_new();
             let Some(family) = self.families.get_mut(&key) else { return Felled::Gone };
-            let still = self.proc.last_pid() == before;
             if !family.living.is_empty() {
                 family.quiet = 0;
                 self.strike(key);
@@ -262,6 +269,11 @@ impl Forest {
             }
         }
         Felled::Dying
+    }
+
+    /// Whether no process was made since before the last look: then it missed nobody.
+    fn nobody_new(&self) -> bool {
+        self.newest.is_some() && self.proc.last_pid() == self.newest
     }
 
     /// Kills who was found at the last look.
