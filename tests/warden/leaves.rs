@@ -18,6 +18,7 @@ async fn i3_a_kill_by_the_own_limit_moves_the_own_counters() {
     assert!(end.delta(|counters| counters.oom_kill).is_some_and(|kills| kills > 0), "{end:?}");
     assert_eq!((end.enforcement, end.memory.source), (world.capabilities.enforcement, PeakSource::Cgroup));
     assert!(end.memory.peak.is_some_and(|peak| peak.0 > 60 * MIB && peak.0 <= 65 * MIB), "{:?}", end.memory.peak);
+    world.close().await;
 }
 
 #[tokio::test]
@@ -28,6 +29,7 @@ async fn i3_a_kill_by_hand_moves_no_counter() {
     assert_eq!((end.exit, &end.intent), (Some(ExitStatus::Signaled(libc::SIGKILL)), &None));
     assert!(end.counters_readable);
     assert_eq!(end.delta(|counters| counters.oom_kill), Some(0));
+    world.close().await;
 }
 
 #[tokio::test]
@@ -44,6 +46,7 @@ async fn i8_a_leaf_is_emptied_whatever_sessions_its_processes_made() {
     assert!(!alive(left.pid));
     assert_eq!(read_all(&mut pipes.stdout).await, "");
     assert_eq!(length(&file), generations, "the chain goes on");
+    world.close().await;
 }
 
 #[tokio::test]
@@ -88,6 +91,7 @@ async fn a_kind_may_ask_for_the_watchdog_where_there_is_a_cgroup() {
     assert!(end.watchdog.is_some());
     assert_eq!((end.enforcement, end.counters_readable), (Enforcement::Watchdog, false));
     assert_eq!(world.end(other).await.exit, Some(ExitStatus::Exited(0)));
+    world.close().await;
 }
 
 #[tokio::test]

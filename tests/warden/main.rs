@@ -167,6 +167,17 @@ impl World {
     }
 }
 
+/// A test that ends early leaves no warden behind, not even as a zombie of a process 1 that does not reap.
+impl Drop for World {
+    fn drop(&mut self) {
+        if self.lost.is_none() {
+            let pid = nix::unistd::Pid::from_raw(self.pid);
+            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).ok();
+            nix::sys::wait::waitpid(pid, None).ok();
+        }
+    }
+}
+
 fn alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
