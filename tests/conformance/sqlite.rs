@@ -4,8 +4,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use jobvisor::domain::clock::monotonic;
 use jobvisor::domain::ids::JobId;
 use jobvisor::domain::job::JobState;
 use jobvisor::store::sqlite::{OpenMode, SqliteStore};
@@ -171,13 +172,13 @@ fn what_a_dead_supervisor_left_behind_is_waited_for() {
     let mut holder: serde_json::Value = serde_json::from_str(&signed).unwrap();
     (holder["pid"], holder["start_time"]) = (zombie.into(), start_time(zombie).into());
     std::fs::write(lock.path(), holder.to_string()).unwrap();
-    let until = Instant::now() + Duration::from_millis(300);
+    let until = monotonic() + Duration::from_millis(300);
     let left = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         drop(lock);
     });
     SqliteStore::lock_for_supervisor(&path, "second").unwrap();
-    assert!(Instant::now() >= until, "the lock was taken while it was held");
+    assert!(monotonic() >= until, "the lock was taken while it was held");
     left.join().unwrap();
     gone.wait().unwrap();
 }
@@ -259,9 +260,9 @@ async fn child_that_listens() {
         assert_eq!(listeners(), 1);
     }
     drop(store);
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = monotonic() + Duration::from_secs(10);
     while listeners() > 0 {
-        assert!(Instant::now() < until, "the thread outlives its store");
+        assert!(monotonic() < until, "the thread outlives its store");
         std::thread::yield_now();
     }
 }

@@ -9,7 +9,9 @@ use support::has_cgroup;
 use support::wait_until;
 use support::world::Lane;
 use support::world::SOON;
+use support::world::WATCHDOG;
 use support::world::World;
+use support::world::in_force;
 use support::world::text;
 
 use crate::scaled;
@@ -36,20 +38,9 @@ pub(crate) fn fault(mode: &str, arguments: &[&str]) -> Value {
     json!({ "mode": mode, "a": argument(0), "b": argument(1), "c": argument(2) })
 }
 
-fn lanes(test: &str) -> Vec<Lane> {
-    if has_cgroup(test) { vec![Lane::Auto, Lane::Watchdog] } else { vec![Lane::Watchdog] }
-}
-
-fn own_limit(lane: Lane) -> &'static str {
-    match lane {
-        Lane::Auto => "oom_job_limit",
-        Lane::Watchdog => "mem_watchdog",
-    }
-}
-
 #[test]
 fn a1_i1_a_job_that_is_killed_by_its_limit_is_started_as_often_as_allowed_and_never_again() {
-    for lane in lanes("a1") {
+    for lane in Lane::all() {
         let world = World::new(lane, KIND);
         let id = world.enqueue("fault", &fault("hog", &["1"]));
         let supervisor = world.supervisor();
@@ -67,7 +58,7 @@ fn a1_i1_a_job_that_is_killed_by_its_limit_is_started_as_often_as_allowed_and_ne
         assert_eq!(charged.iter().filter(|charged| **charged).count(), 3, "{story:#}");
         let oom: Vec<&Value> = attempts(&story).iter().filter(|attempt| attempt["charged"] == json!(true)).collect();
         for attempt in oom {
-            assert_eq!(text(&attempt["cause"]), own_limit(lane));
+            assert_eq!(text(&attempt["cause"]), lane.own_limit());
             assert_eq!(attempt["memory"]["limit"], json!(64 << 20));
             assert!(attempt["memory"]["peak"].as_u64().is_some_and(|peak| peak > 60 << 20), "{attempt:#}");
         }
@@ -81,7 +72,7 @@ fn attempts(story: &Value) -> &Vec<Value> {
 
 #[test]
 fn b1_i3_a_kill_by_us_by_a_stranger_or_by_an_own_helper_is_never_called_oom() {
-    for lane in lanes("b1") {
+    for lane in Lane::all() {
         let world = World::new(
             lane,
             &KIND.replace("timeout = \"20s\"", "timeout = \"1s\"").replace("max_attempts = 3", "max_attempts = 1"),
@@ -106,7 +97,7 @@ fn b1_i3_a_kill_by_us_by_a_stranger_or_by_an_own_helper_is_never_called_oom() {
         }
         assert!(supervisor.stop(SOON).success());
         assert_eq!(world.causes(stubborn), ["timeout"]);
-        let by_stranger = if lane == Lane::Auto { "killed_external" } else { "killed_unknown" };
+        let by_stranger = if lane.is_kernels() { "killed_external" } else { "killed_unknown" };
         assert_eq!(world.causes(stranger), [by_stranger]);
         assert_eq!(world.causes(helper), [by_stranger]);
         assert_eq!(world.causes(code), ["exit_nonzero"]);
@@ -201,8 +192,8 @@ fn c1_i14_what_is_in_force_is_said_and_a_protective_oom_score_is_not_inherited()
 fn c1_i14_a_kind_that_demands_a_cgroup_is_not_started_without_one() {
     let strict = KIND.replace("grace = \"1s\"", "grace = \"1s\"\nenforce = \"cgroup\"");
     let world = World::new(Lane::Auto, &strict);
-    if has_cgroup("c1-strict") {
-        println!("skipped: c1-strict: a cgroup can be had here; the lane without rights shows it");
+    if in_force() != WATCHDOG {
+        support::skip("c1-strict", "a cgroup can be had here; the lane without rights shows it");
         return;
     }
     let id = world.enqueue("fault", &fault("hang", &[]));

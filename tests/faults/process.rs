@@ -5,7 +5,6 @@ use std::fs;
 use std::time::Duration;
 
 use serde_json::json;
-use support::has_cgroup;
 use support::wait_until;
 use support::world::Lane;
 use support::world::SOON;
@@ -34,10 +33,6 @@ max_attempts = 2
 backoff = { first = "100ms", factor = 1.0, max = "100ms", jitter = 0.0 }
 "#;
 
-fn lanes(test: &str) -> Vec<Lane> {
-    if has_cgroup(test) { vec![Lane::Auto, Lane::Watchdog] } else { vec![Lane::Watchdog] }
-}
-
 /// `ATTEMPT PID MILLISECONDS` as `append` writes them.
 fn appended(world: &World) -> Vec<(u32, i32, u64)> {
     let text = fs::read_to_string(world.path("appended")).unwrap_or_default();
@@ -50,7 +45,7 @@ fn appended(world: &World) -> Vec<(u32, i32, u64)> {
 
 #[test]
 fn d8_i4_i8_children_of_a_killed_supervisor_die_before_the_next_attempt_starts() {
-    for lane in lanes("d8") {
+    for lane in Lane::all() {
         let world = World::new(lane, KIND);
         let file = world.path("appended").display().to_string();
         let id = world.enqueue("fault", &fault("append", &[&file, "1"]));
@@ -119,7 +114,7 @@ fn resident(pid: i32) -> u64 {
 
 #[test]
 fn e2_i8_a_daemon_that_holds_the_pipes_keeps_nobody_waiting_and_is_ended() {
-    for lane in lanes("e2") {
+    for lane in Lane::all() {
         let world = World::new(lane, KIND);
         let id = world.enqueue("fault", &fault("daemon", &[]));
         let supervisor = world.supervisor();
@@ -135,7 +130,7 @@ fn e2_i8_a_daemon_that_holds_the_pipes_keeps_nobody_waiting_and_is_ended() {
 
 #[test]
 fn f1_i8_a_timeout_ends_the_whole_tree_before_the_next_attempt() {
-    for lane in lanes("f1") {
+    for lane in Lane::all() {
         let world = World::new(lane, &KIND.replace("timeout = \"30s\"", "timeout = \"1s\""));
         let file = world.path("appended").display().to_string();
         let id = world.enqueue("fault", &fault("ignore-term", &[&file, "3"]));

@@ -5,13 +5,15 @@ use std::time::Instant;
 
 pub mod world;
 
-/// Waits until `ready` answers `Ok`; on the way it answers what is still missing, which the panic shows.
+/// Waits until `ready` answers `Ok`; on the way it answers what is still missing, which the panic shows. `limit` is for a
+/// machine of ordinary speed; see [`patience`].
 ///
 /// # Panics
 /// The condition did not come true within `limit`.
 #[expect(clippy::disallowed_methods, reason = "tests bound their waits by the clock and poll where nothing tells them")]
 pub fn wait_until<T>(what: &str, limit: Duration, mut ready: impl FnMut() -> Result<T, String>) -> T {
     let start = Instant::now();
+    let limit = limit * patience();
     loop {
         match ready() {
             Ok(value) => return value,
@@ -21,17 +23,20 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut ready: impl FnMut() -> Res
     }
 }
 
-/// Whether this process may make memory groups; if not, prints why the test is skipped.
+/// Whether limits are the kernel's here; if not, prints why the test is skipped.
 #[must_use]
 pub fn has_cgroup(test: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    let v1 = std::path::Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists();
-    let v2 = world::cgroup_v2_root();
-    if root && (v1 || v2) {
-        return true;
+    let kernel = world::in_force() != world::WATCHDOG;
+    if !kernel {
+        skip(test, "no memory cgroup can be made here");
     }
-    skip(test, "no memory cgroup can be made here");
-    false
+    kernel
+}
+
+/// How many times longer everything may take: `JOBVISOR_TEST_PATIENCE`, which a slow lane sets.
+#[must_use]
+pub fn patience() -> u32 {
+    std::env::var("JOBVISOR_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
 /// Says that a test is skipped, in the form that `tests/run` counts.

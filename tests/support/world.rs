@@ -8,6 +8,7 @@ use std::process::Command;
 use std::process::ExitStatus;
 use std::process::Output;
 use std::process::Stdio;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -43,6 +44,33 @@ pub fn cgroup_v2_root() -> bool {
         .is_ok_and(|text| text.split_whitespace().any(|c| c == "memory"))
 }
 
+/// The enforcement that is no cgroup's, as [`in_force`] names it.
+pub const WATCHDOG: &str = "watchdog";
+
+/// What enforces limits here where nothing else is asked for, as the program finds out by trying: `cgroup v2`,
+/// `cgroup v1` or `watchdog`. A lane that knows it better says so in `JOBVISOR_TEST_ENFORCEMENT`, so that a program that
+/// falls back for no reason is found out.
+///
+/// # Panics
+/// The program does not tell, or not what the lane says.
+#[must_use]
+pub fn in_force() -> &'static str {
+    static FOUND: OnceLock<String> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let world = World::new(Lane::Auto, "[kind.any]\ncommand = [\"true\"]\n");
+        let told = String::from_utf8(world.run(&["doctor", "--json"]).stdout).expect("text");
+        let mut findings = told.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let line =
+            findings.find_map(|finding| finding["what"].as_str()?.strip_prefix("memory limits by ").map(str::to_owned));
+        let line = line.unwrap_or_else(|| panic!("doctor does not tell what is in force: {told}"));
+        let found = ["cgroup v2", "cgroup v1"].into_iter().find(|name| line.starts_with(name)).unwrap_or(WATCHDOG);
+        if let Ok(expected) = std::env::var("JOBVISOR_TEST_ENFORCEMENT") {
+            assert!(found.starts_with(&expected), "expected {expected}, but: {line}");
+        }
+        found.to_owned()
+    })
+}
+
 /// How the supervisor under test enforces limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
@@ -50,6 +78,26 @@ pub enum Lane {
     Auto,
     /// The watchdog, whatever the host offers.
     Watchdog,
+}
+
+impl Lane {
+    /// The lanes that differ here: the best one and the watchdog's, or only this.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        if in_force() == WATCHDOG { vec![Self::Watchdog] } else { vec![Self::Auto, Self::Watchdog] }
+    }
+
+    /// Whether the kernel enforces the limit.
+    #[must_use]
+    pub fn is_kernels(self) -> bool {
+        self == Self::Auto && in_force() != WATCHDOG
+    }
+
+    /// The cause of a death by the job's own limit.
+    #[must_use]
+    pub fn own_limit(self) -> &'static str {
+        if self.is_kernels() { "oom_job_limit" } else { "mem_watchdog" }
+    }
 }
 
 /// See the module's head.
@@ -79,8 +127,8 @@ impl World {
         if self.lane == Lane::Auto && nix::unistd::geteuid().is_root() && cgroup_v2_root() {
             let name = format!("jvtest-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             let group = Path::new("/sys/fs/cgroup").join(name);
-            fs::create_dir(&group).expect("a group");
-            self.group = Some(group);
+            // Where it is read-only, as in most containers, there is nothing to enter.
+            self.group = fs::create_dir(&group).is_ok().then_some(group);
         }
         self
     }
@@ -90,7 +138,7 @@ impl World {
     /// # Panics
     /// It cannot be written.
     pub fn write_config(&self, toml: &str) {
-        let fault = program("fault-job");
+        let fault = program("fault-child");
         let text = toml.replace("{fault}", &fault.display().to_string());
         let enforce = if self.lane == Lane::Watchdog { "enforce = \"watchdog\"\n" } else { "" };
         // A child's environment is an allow-list: what the tests' jobs need is named.

@@ -57,7 +57,7 @@ async fn a_second_stop_keeps_the_reason_and_shortens_the_grace() {
 #[tokio::test]
 async fn the_watchdog_strikes_and_says_what_it_saw() {
     let mut world = World::watchdog();
-    let spec = StartSpec { memory: 64 * MIB, ..world.spec(&["hog", "1024"]) };
+    let spec = StartSpec { memory: 64 * MIB, ..world.spec(&["fill", "1024"]) };
     let (key, _pipes) = world.start(&spec);
     let end = world.end(key).await;
     let strike = end.watchdog.expect("a strike");
@@ -73,7 +73,7 @@ async fn the_watchdog_strikes_and_says_what_it_saw() {
 #[tokio::test]
 async fn memory_of_a_helper_counts_against_the_job() {
     let mut world = World::watchdog();
-    let spec = StartSpec { memory: 64 * MIB, ..world.spec(&["hog-in-child", "1024"]) };
+    let spec = StartSpec { memory: 64 * MIB, ..world.spec(&["fill-in-child", "1024"]) };
     let (key, _pipes) = world.start(&spec);
     let end = world.end(key).await;
     assert!(end.watchdog.is_some_and(|strike| strike.seen > 64 * MIB));
@@ -83,7 +83,7 @@ async fn memory_of_a_helper_counts_against_the_job() {
 #[tokio::test]
 async fn a_job_within_its_limit_is_left_alone_and_its_peak_is_known() {
     let mut world = World::watchdog();
-    let spec = StartSpec { memory: 256 * MIB, ..world.spec(&["hog", "100"]) };
+    let spec = StartSpec { memory: 256 * MIB, ..world.spec(&["fill", "100"]) };
     let (key, mut pipes) = world.start(&spec);
     let mut full = [0; 5];
     tokio::time::timeout(LIMIT, pipes.stdout.read_exact(&mut full)).await.unwrap().unwrap();

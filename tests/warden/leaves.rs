@@ -10,7 +10,7 @@ fn kill(pid: i32) {
 #[tokio::test]
 async fn i3_a_kill_by_the_own_limit_moves_the_own_counters() {
     let Some(mut world) = World::cgroup() else { return };
-    let spec = StartSpec { memory: 64 * MIB, require_cgroup: true, ..world.spec(&["hog", "256"]) };
+    let spec = StartSpec { memory: 64 * MIB, require_cgroup: true, ..world.spec(&["fill", "256"]) };
     let (key, _pipes) = world.start(&spec);
     let end = world.end(key).await;
     assert_eq!((end.exit, &end.intent), (Some(ExitStatus::Signaled(libc::SIGKILL)), &None));
@@ -40,7 +40,7 @@ async fn i8_a_leaf_is_emptied_whatever_sessions_its_processes_made() {
     world.end(key).await;
     let generations = length(&file);
     assert!(generations > 10, "only {generations} generations");
-    let (key, mut pipes) = world.run(&["daemon"]);
+    let (key, mut pipes) = world.run(&["leave-session"]);
     let end = world.end(key).await;
     let [left] = end.leftovers.as_slice() else { panic!("{:?}", end.leftovers) };
     assert!(!alive(left.pid));
@@ -68,7 +68,7 @@ async fn a_hundred_jobs_at_once_have_a_leaf_each_and_leave_none() {
 async fn a_stopped_job_with_helpers_leaves_an_empty_group_that_is_removed() {
     let Some(mut world) = World::cgroup() else { return };
     let file = world.dir.path().join("helpers");
-    let (key, _pipes) = world.run(&["append-nested", file.to_str().unwrap(), "3"]);
+    let (key, _pipes) = world.run(&["count", file.to_str().unwrap(), "3"]);
     world.running(key).await;
     wait_until("helpers at work", || length(&file) > 100).await;
     world.stop(key, StopReason::Fenced, Duration::ZERO);
@@ -84,8 +84,8 @@ async fn a_stopped_job_with_helpers_leaves_an_empty_group_that_is_removed() {
 #[tokio::test]
 async fn a_kind_may_ask_for_the_watchdog_where_there_is_a_cgroup() {
     let Some(mut world) = World::cgroup() else { return };
-    let (other, _pipes) = world.run(&["daemon"]);
-    let spec = StartSpec { memory: 64 * MIB, watchdog: true, ..world.spec(&["hog", "1024"]) };
+    let (other, _pipes) = world.run(&["leave-session"]);
+    let spec = StartSpec { memory: 64 * MIB, watchdog: true, ..world.spec(&["fill", "1024"]) };
     let (key, _pipes) = world.start(&spec);
     let end = world.end(key).await;
     assert!(end.watchdog.is_some());
@@ -98,7 +98,7 @@ async fn a_kind_may_ask_for_the_watchdog_where_there_is_a_cgroup() {
 async fn i8_the_next_warden_sweeps_the_leaves_of_a_dead_one() {
     let Some(mut world) = World::cgroup() else { return };
     let file = world.dir.path().join("helpers");
-    let (key, _pipes) = world.run(&["append-nested", file.to_str().unwrap(), "2"]);
+    let (key, _pipes) = world.run(&["count", file.to_str().unwrap(), "2"]);
     world.running(key).await;
     wait_until("helpers at work", || length(&file) > 10).await;
     let jobs = world.capabilities.jobs_group.clone().unwrap();

@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
-use std::time::Instant;
 
+use jobvisor::domain::clock::monotonic;
 use jobvisor::domain::evidence::Enforcement;
 use jobvisor::domain::evidence::ExitStatus;
 use jobvisor::domain::evidence::IntentReason;
@@ -39,12 +39,15 @@ use jobvisor::warden::sweep_orphans;
 use tokio::io::AsyncReadExt;
 
 const LIMIT: Duration = Duration::from_secs(40);
-const CHILD: &str = env!("CARGO_BIN_EXE_fault-child");
+/// The child, beside the running test: so it is found wherever a copy of both is run.
+fn child_program() -> PathBuf {
+    support::world::program("fault-child")
+}
 const MIB: u64 = 1 << 20;
 
 /// The program that is tested.
 fn warden_program() -> Program {
-    Program::At(PathBuf::from(env!("CARGO_BIN_EXE_jobvisor-under-test")))
+    Program::At(support::world::program("jobvisor-under-test"))
 }
 
 /// A warden, its client, and what it has told so far.
@@ -91,10 +94,10 @@ impl World {
     }
 
     fn spec(&self, args: &[&str]) -> StartSpec {
-        let words = std::iter::once(CHILD).chain(args.iter().copied());
+        let words = std::iter::once(child_program().display().to_string()).chain(args.iter().map(ToString::to_string));
         StartSpec {
             fence: Fence { job: JobId(i64::try_from(self.next).unwrap() + 1), attempt: AttemptNo(1), term: self.term },
-            argv: words.map(str::to_owned).collect(),
+            argv: words.collect(),
             env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
             cwd: self.dir.path().to_owned(),
             memory: 512 * MIB,
@@ -184,7 +187,7 @@ fn alive(pid: i32) -> bool {
 }
 
 async fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let begun = monotonic();
     while !condition() {
         assert!(begun.elapsed() < LIMIT, "no sign of: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;

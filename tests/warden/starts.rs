@@ -70,7 +70,7 @@ async fn a_child_gets_three_descriptors_a_clean_environment_and_its_own_folder()
 #[tokio::test]
 async fn a_child_has_no_new_privileges_no_ignored_and_no_blocked_signals() {
     let mut world = World::watchdog();
-    let (key, mut pipes) = world.run(&["status"]);
+    let (key, mut pipes) = world.run(&["print-file", "/proc/self/status"]);
     let status = read_all(&mut pipes.stdout).await;
     world.end(key).await;
     let field = |name: &str| {
@@ -103,11 +103,16 @@ async fn another_user_is_taken_on_with_its_groups_and_dies_with_the_warden_all_t
         return;
     }
     let mut world = World::watchdog();
-    let spec = StartSpec { user: Some("nobody".to_owned()), cwd: "/".into(), ..world.spec(&["status"]) };
+    let spec = StartSpec {
+        user: Some("nobody".to_owned()),
+        cwd: "/".into(),
+        ..world.spec(&["print-file", "/proc/self/status"])
+    };
     std::fs::set_permissions(world.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
     let reachable = reachable_copy(world.dir.path());
     let program = reachable.to_string_lossy().into_owned();
-    let spec = StartSpec { argv: vec![program.clone(), "status".to_owned()], ..spec };
+    let spec =
+        StartSpec { argv: vec![program.clone(), "print-file".to_owned(), "/proc/self/status".to_owned()], ..spec };
     let (key, mut pipes) = world.start(&spec);
     let status = read_all(&mut pipes.stdout).await;
     let end = world.end(key).await;
@@ -124,7 +129,7 @@ async fn another_user_is_taken_on_with_its_groups_and_dies_with_the_warden_all_t
 /// The child program where every user may run it.
 fn reachable_copy(dir: &Path) -> PathBuf {
     let copy = dir.join("fault-child");
-    std::fs::copy(CHILD, &copy).unwrap();
+    std::fs::copy(child_program(), &copy).unwrap();
     std::fs::set_permissions(&copy, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     copy
 }

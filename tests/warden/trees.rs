@@ -5,7 +5,7 @@ use super::*;
 #[tokio::test]
 async fn i8_a_daemon_is_killed_and_named_before_the_end_is_told() {
     let mut world = World::watchdog();
-    for mode in ["daemon", "fork-leave"] {
+    for mode in ["leave-session", "leave"] {
         let (key, mut pipes) = world.run(&[mode]);
         let end = world.end(key).await;
         assert_eq!(end.exit, Some(ExitStatus::Exited(0)));
@@ -35,7 +35,7 @@ async fn i8_a_chain_of_double_forks_is_stopped() {
 async fn i8_helpers_die_with_a_job_that_is_stopped() {
     let mut world = World::watchdog();
     let file = world.dir.path().join("helpers");
-    let (key, _pipes) = world.run(&["append-nested", file.to_str().unwrap(), "3"]);
+    let (key, _pipes) = world.run(&["count", file.to_str().unwrap(), "3"]);
     world.running(key).await;
     wait_until("helpers at work", || length(&file) > 100).await;
     world.stop(key, StopReason::Drained, Duration::ZERO);
@@ -50,7 +50,7 @@ async fn i8_what_one_job_leaves_does_not_touch_another() {
     let mut world = World::watchdog();
     let (other, _other_pipes) = world.run(&["hang"]);
     let pid = world.running(other).await;
-    let (key, _pipes) = world.run(&["fork-leave"]);
+    let (key, _pipes) = world.run(&["leave"]);
     let end = world.end(key).await;
     assert_eq!(end.leftovers.len(), 1);
     assert!(alive(pid));
