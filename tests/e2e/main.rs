@@ -1,1 +1,5 @@
-//! x
+//! The user's path: the quickstart, and the command line as a contract, with the real program.
+
+mod commands;
+mod quickstart;
+mod refusals;

@@ -10,7 +10,6 @@ use support::wait_until;
 use support::world::Lane;
 use support::world::SOON;
 use support::world::World;
-use support::world::marked;
 use support::world::text;
 
 use crate::memory::fault;
@@ -162,7 +161,7 @@ fn j3_a_cancel_is_kept_or_comes_too_late_but_never_both() {
     let stubborn = world.enqueue("fault", &fault("ignore-term", &[&world.path("appended").display().to_string(), "2"]));
     until_started(&world, stubborn, 1);
     world.good(&["cancel", &stubborn.to_string()]);
-    assert!(marked(&format!("JOBVISOR_JOB_ID={stubborn}")).is_empty(), "no process is left");
+    assert!(world.processes_of(stubborn).is_empty(), "no process is left");
     told.insert(stubborn, true);
     assert!(supervisor.stop(SOON).success());
     for (id, cancelled) in told {

@@ -10,7 +10,6 @@ use support::world::Lane;
 use support::world::SOON;
 use support::world::Supervisor;
 use support::world::World;
-use support::world::marked;
 use support::world::text;
 
 use crate::memory::fault;
@@ -55,9 +54,8 @@ fn d8_i4_i8_children_of_a_killed_supervisor_die_before_the_next_attempt_starts()
             if pids.len() == 2 { Ok(()) } else { Err(format!("{} writers", pids.len())) }
         });
         supervisor.kill();
-        let mark = format!("JOBVISOR_JOB_ID={id}");
         wait_until("nothing of the job is left", Duration::from_secs(2), || {
-            let left = marked(&mark);
+            let left = world.processes_of(id);
             if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
         });
         let supervisor = world.supervisor();
@@ -119,7 +117,7 @@ fn e2_i8_a_daemon_that_holds_the_pipes_keeps_nobody_waiting_and_is_ended() {
         let id = world.enqueue("fault", &fault("daemon", &[]));
         let supervisor = world.supervisor();
         world.until_state(id, &["succeeded"], SOON);
-        assert!(marked(&format!("JOBVISOR_JOB_ID={id}")).is_empty(), "the daemon lives on");
+        assert!(world.processes_of(id).is_empty(), "the daemon lives on");
         assert!(supervisor.stop(SOON).success());
         let attempt = &world.inspect(id)["attempts"][0];
         assert!(attempt["duration_s"].as_f64().is_some_and(|seconds| seconds < 3.0), "{attempt:#}");
@@ -136,7 +134,7 @@ fn f1_i8_a_timeout_ends_the_whole_tree_before_the_next_attempt() {
         let id = world.enqueue("fault", &fault("ignore-term", &[&file, "3"]));
         world.until_idle();
         assert_eq!(world.causes(id), ["timeout", "timeout"]);
-        assert!(marked(&format!("JOBVISOR_JOB_ID={id}")).is_empty());
+        assert!(world.processes_of(id).is_empty());
         let lines = appended(&world);
         let writers: BTreeSet<(u32, i32)> = lines.iter().map(|line| (line.0, line.1)).collect();
         assert_eq!(writers.len(), 8, "four writers in each attempt: {writers:?}");

@@ -33,6 +33,13 @@ pub fn has_cgroup(test: &str) -> bool {
     kernel
 }
 
+/// The checkout, or the copy of its `examples/` that a lane has made where its user may read it.
+#[must_use]
+pub fn checkout() -> std::path::PathBuf {
+    std::env::var_os("JOBVISOR_TEST_CHECKOUT")
+        .map_or_else(|| std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), Into::into)
+}
+
 /// How many times longer everything may take: `JOBVISOR_TEST_PATIENCE`, which a slow lane sets.
 #[must_use]
 pub fn patience() -> u32 {

@@ -65,7 +65,7 @@ pub fn in_force() -> &'static str {
         let line = line.unwrap_or_else(|| panic!("doctor does not tell what is in force: {told}"));
         let found = ["cgroup v2", "cgroup v1"].into_iter().find(|name| line.starts_with(name)).unwrap_or(WATCHDOG);
         if let Ok(expected) = std::env::var("JOBVISOR_TEST_ENFORCEMENT") {
-            assert!(found.starts_with(&expected), "expected {expected}, but: {line}");
+            assert!(found.starts_with(&expected.replace('_', " ")), "expected {expected}, but: {line}");
         }
         found.to_owned()
     })
@@ -120,6 +120,17 @@ impl World {
         let world = Self { folder, lane, group: None };
         world.write_config(toml);
         world.into_group()
+    }
+
+    /// A world that is a copy of a folder of `examples/`, taken as it is.
+    ///
+    /// # Panics
+    /// It cannot be copied.
+    #[must_use]
+    pub fn of_example(name: &str) -> Self {
+        let folder = tempfile::Builder::new().prefix("jobvisor-test-").tempdir().expect("a folder");
+        copy_folder(&crate::checkout().join("examples").join(name), folder.path());
+        Self { folder, lane: Lane::Auto, group: None }.into_group()
     }
 
     /// On cgroup v2 a supervisor needs a group that holds nobody else: each world has one.
@@ -255,6 +266,15 @@ impl World {
         log.lines().filter_map(Start::parse).collect()
     }
 
+    /// The processes that a job of this world has left anywhere on the host: they carry its environment.
+    #[must_use]
+    pub fn processes_of(&self, job: i64) -> Vec<i32> {
+        // Other worlds have a job of this number too, but no other start log.
+        let marks =
+            [format!("JOBVISOR_JOB_ID={job}"), format!("JOBVISOR_TEST_LOG={}", self.path("starts.log").display())];
+        carrying(&[&marks[0], &marks[1]])
+    }
+
     /// Runs the supervisor until nothing is left to do.
     ///
     /// # Panics
@@ -304,6 +324,20 @@ impl Drop for World {
     fn drop(&mut self) {
         if let Some(group) = &self.group {
             remove_group(group);
+        }
+    }
+}
+
+/// Copies what a checkout has; what runs have left there stays behind.
+fn copy_folder(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("the example").map(|entry| entry.expect("an entry")) {
+        let (source, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        if source.is_file() && !name.contains(".db") {
+            fs::copy(&source, to.join(&*name)).expect("a copy");
+        } else if source.is_dir() && !name.starts_with('.') && name != "index" {
+            fs::create_dir(to.join(&*name)).expect("a folder");
+            copy_folder(&source, &to.join(&*name));
         }
     }
 }
@@ -445,14 +479,19 @@ impl Drop for Supervisor {
     }
 }
 
-/// The pids of processes that carry `mark` in their environment: what is left of a job, wherever it went.
+/// The pids of processes that carry `mark` in their environment: what is left of somebody, wherever it went.
 #[must_use]
 pub fn marked(mark: &str) -> Vec<i32> {
+    carrying(&[mark])
+}
+
+fn carrying(marks: &[&str]) -> Vec<i32> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let environ = fs::read(entry.path().join("environ")).unwrap_or_default();
-        if environ.split(|&byte| byte == 0).any(|variable| variable == mark.as_bytes()) {
+        let variables: Vec<&[u8]> = environ.split(|&byte| byte == 0).collect();
+        if marks.iter().all(|mark| variables.contains(&mark.as_bytes())) {
             found.push(pid);
         }
     }

@@ -1,5 +1,6 @@
 //! Wires the supervisor's tasks and runs them until there is a reason to leave.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::path::Path;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use crate::config;
 use crate::config::Config;
 use crate::domain::clock;
 use crate::domain::ids::Term;
+use crate::domain::job::JobState;
 use crate::domain::report::chain;
 use crate::domain::units::Bytes;
 use crate::kernel::host;
@@ -105,6 +107,7 @@ pub async fn run(prepared: Prepared, store: Arc<dyn Store>) -> Result<Left, Serv
     let observer = Observer { supervisor: config.supervisor.name.clone(), host: host::name() };
     let term = begin(store.as_ref(), &config, &observer).await?;
     let since = clock::now();
+    tell_found(store.as_ref()).await.map_err(ServiceError::Store)?;
     startup_schedules(store.as_ref(), &config).await.map_err(ServiceError::Store)?;
 
     let promote = Arc::new(Notify::new());
@@ -165,6 +168,20 @@ async fn begin(store: &dyn Store, config: &Config, observer: &Observer) -> Resul
     let new = NewTerm { term, name: observer.supervisor.clone(), host: observer.host.clone(), pid, boot_id };
     store.begin_term(&new).await.map_err(ServiceError::Store)?;
     Ok(term)
+}
+
+/// Says what earlier runs left, so that nobody takes old jobs for new ones or a used database for an empty one.
+async fn tell_found(store: &dyn Store) -> Result<(), StoreError> {
+    let mut states = BTreeMap::<JobState, u64>::new();
+    for count in store.counts().await? {
+        *states.entry(count.state).or_default() += count.jobs;
+    }
+    if !states.is_empty() {
+        let jobs = states.values().sum::<u64>();
+        let states = states.iter().map(|(state, jobs)| format!("{jobs} {state}")).collect::<Vec<_>>().join(", ");
+        tracing::info!(jobs, %states, "found jobs of earlier runs");
+    }
+    Ok(())
 }
 
 /// `@startup`: once per start; passed over while an earlier job of the schedule is unfinished.
