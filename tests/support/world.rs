@@ -8,6 +8,7 @@ use std::process::Command;
 use std::process::ExitStatus;
 use std::process::Output;
 use std::process::Stdio;
+use std::sync::Mutex;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
@@ -105,7 +106,7 @@ impl Lane {
 pub struct World {
     folder: tempfile::TempDir,
     lane: Lane,
-    group: Option<PathBuf>,
+    groups: Mutex<Vec<PathBuf>>,
 }
 
 impl World {
@@ -117,9 +118,9 @@ impl World {
     #[must_use]
     pub fn new(lane: Lane, toml: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("jobvisor-test-").tempdir().expect("a folder");
-        let world = Self { folder, lane, group: None };
+        let world = Self { folder, lane, groups: Mutex::default() };
         world.write_config(toml);
-        world.into_group()
+        world
     }
 
     /// A world that is a copy of a folder of `examples/`, taken as it is.
@@ -130,18 +131,21 @@ impl World {
     pub fn of_example(name: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("jobvisor-test-").tempdir().expect("a folder");
         copy_folder(&crate::checkout().join("examples").join(name), folder.path());
-        Self { folder, lane: Lane::Auto, group: None }.into_group()
+        Self { folder, lane: Lane::Auto, groups: Mutex::default() }
     }
 
-    /// On cgroup v2 a supervisor needs a group that holds nobody else: each world has one.
-    fn into_group(mut self) -> Self {
-        if self.lane == Lane::Auto && nix::unistd::geteuid().is_root() && cgroup_v2_root() {
-            let name = format!("jvtest-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-            let group = Path::new("/sys/fs/cgroup").join(name);
-            // Where it is read-only, as in most containers, there is nothing to enter.
-            self.group = fs::create_dir(&group).is_ok().then_some(group);
+    /// On cgroup v2 a supervisor needs a group that holds nobody else: each start has a fresh one, because one that was
+    /// used has controllers enabled for its children and can be entered no more.
+    fn fresh_group(&self) -> Option<PathBuf> {
+        if self.lane == Lane::Watchdog || !nix::unistd::geteuid().is_root() || !cgroup_v2_root() {
+            return None;
         }
-        self
+        let name = format!("jvtest-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let group = Path::new("/sys/fs/cgroup").join(name);
+        // Where it is read-only, as in most containers, there is nothing to enter.
+        fs::create_dir(&group).ok()?;
+        self.groups.lock().expect("a list").push(group.clone());
+        Some(group)
     }
 
     /// Writes `jobs.toml` anew.
@@ -173,14 +177,15 @@ impl World {
     #[must_use]
     pub fn command(&self, arguments: &[&str]) -> Command {
         let jobvisor = program("jobvisor-under-test");
-        let mut command = match &self.group {
-            Some(group) if arguments.contains(&"run") || arguments.contains(&"doctor") => {
+        let starts_warden = arguments.contains(&"run") || arguments.contains(&"doctor");
+        let mut command = match starts_warden.then(|| self.fresh_group()).flatten() {
+            Some(group) => {
                 let mut shell = Command::new("sh");
-                let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.display());
+                let enter = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", group.display());
                 shell.args(["-c", &enter, "sh"]).arg(jobvisor);
                 shell
             }
-            Some(_) | None => Command::new(jobvisor),
+            None => Command::new(jobvisor),
         };
         command.arg("--config").arg(self.path("jobs.toml")).args(arguments);
         command
@@ -322,9 +327,8 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if let Some(group) = &self.group {
-            remove_group(group);
-        }
+        let groups = self.groups.get_mut().map(std::mem::take).unwrap_or_default();
+        groups.iter().for_each(|group| remove_group(group));
     }
 }
 
