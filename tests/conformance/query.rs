@@ -10,7 +10,9 @@ use jobvisor::domain::units::Bytes;
 use jobvisor::store::{Count, Filter, NewJob, Retention, Store};
 
 use crate::fixture::Fixture;
-use crate::support::{LONG, NOW, add, begin, failure, finish, new_job, new_term, running, state, success};
+use crate::support::{
+    LONG, NOW, add, begin, failure, finish, new_job, new_term, policy, request, running, state, success, wants,
+};
 
 async fn listed(store: &dyn Store, filter: Filter) -> Vec<JobId> {
     store.list(&filter).await.unwrap().iter().map(|job| job.id).collect()
@@ -47,10 +49,13 @@ pub(crate) async fn counts_say_how_many_stand_where(fixture: &dyn Fixture) {
         let memory = mib.map(Bytes::mib);
         add(store, NewJob { run_at: Some(later), memory, ..new_job("k") }).await;
     }
-    add(store, new_job("a")).await;
+    add(store, NewJob { policy: Some(policy(3)), ..new_job("a") }).await;
+    add(store, NewJob { policy: Some(policy(3)), memory: Some(Bytes::mib(9)), ..new_job("b") }).await;
     let counts = store.counts().await.unwrap();
     let expected = [
+        // What its kind said at enqueue is not what a claim will go by.
         Count { kind: "a".to_owned(), state: JobState::Queued, attempted: 0, jobs: 1, smallest: None },
+        Count { kind: "b".to_owned(), state: JobState::Queued, attempted: 0, jobs: 1, smallest: Some(Bytes::mib(9)) },
         Count {
             kind: "k".to_owned(),
             state: JobState::Scheduled,
@@ -90,6 +95,20 @@ pub(crate) async fn prune_keeps_what_is_unfinished_and_what_is_young(fixture: &d
     assert_eq!(store.prune(&at_once, 100).await.unwrap(), 0);
     finish(store, success(runs)).await;
     assert_eq!(state(store, waiting).await, JobState::Queued, "a parent that was removed had succeeded");
+}
+
+pub(crate) async fn the_term_that_claims_is_never_forgotten(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let old = begin(store).await;
+    let new = begin(store).await;
+    add(store, new_job("k")).await;
+    // As after a step of the clock: every sign of life looks older than what is kept.
+    let began = store.now().await.unwrap();
+    while store.now().await.unwrap() <= began {}
+    let nothing_kept = Retention { succeeded: NOW, cancelled: NOW, dead: NOW };
+    store.prune(&nothing_kept, 100).await.unwrap();
+    assert_eq!(store.terms().await.unwrap().iter().map(|row| row.term).collect::<Vec<_>>(), [new], "not {old}");
+    assert_eq!(store.claim(&request(new, vec![wants("k", 1)])).await.unwrap().len(), 1);
 }
 
 pub(crate) async fn terms_are_told_newest_first_with_their_end(fixture: &dyn Fixture) {

@@ -44,7 +44,7 @@ pub(super) async fn prune(store: &SqliteStore, keep: Retention, limit: u32) -> R
                 .await
                 .map_err(|e| StoreError::sort(STEP, e))?;
                 sqlx::query(
-                    "DELETE FROM supervisors WHERE last_seen < ?1
+                    "DELETE FROM supervisors WHERE last_seen < ?1 AND rowid < (SELECT max(rowid) FROM supervisors)
                          AND NOT EXISTS (SELECT 1 FROM jobs WHERE state = 'running' AND jobs.term = supervisors.term)",
                 )
                 .bind(forgotten)
@@ -57,10 +57,11 @@ pub(super) async fn prune(store: &SqliteStore, keep: Retention, limit: u32) -> R
         .await
 }
 
-/// Terms are kept as long as the dead jobs that may name them.
+/// Terms are kept as long as the dead jobs that may name them. The newest one is kept in any case: it may be alive, however
+/// old its last sign of life looks after a step of the clock, and a supervisor without its term claims nothing for ever.
 async fn terms_to_forget(store: &SqliteStore, before: i64) -> Result<bool, StoreError> {
     sqlx::query_scalar(
-        "SELECT EXISTS (SELECT 1 FROM supervisors s WHERE last_seen < ?1
+        "SELECT EXISTS (SELECT 1 FROM supervisors s WHERE last_seen < ?1 AND rowid < (SELECT max(rowid) FROM supervisors)
              AND NOT EXISTS (SELECT 1 FROM jobs WHERE state = 'running' AND jobs.term = s.term))",
     )
     .bind(before)
