@@ -83,7 +83,7 @@ CREATE INDEX jobs_due ON jobs (run_at, id) WHERE state = 'scheduled';
 CREATE INDEX jobs_running ON jobs (term, id) WHERE state = 'running';
 CREATE INDEX jobs_ended ON jobs (state, finished_at) WHERE finished_at IS NOT NULL;
 -- For counting alone: without it every count reads all payloads (measured: 0.8 against 0.1 s at 300,000 ended jobs).
-CREATE INDEX jobs_counted ON jobs (kind, state, attempt, memory);
+CREATE INDEX jobs_counted ON jobs (kind, state, attempt, own_memory);
 CREATE UNIQUE INDEX jobs_unique ON jobs (kind, unique_key) WHERE unique_key IS NOT NULL AND finished_at IS NULL;
 CREATE INDEX jobs_of_schedule ON jobs (schedule) WHERE schedule IS NOT NULL AND finished_at IS NULL;
 

@@ -448,9 +448,12 @@ impl Dispatcher {
             return;
         }
         let mut stuck = Vec::new();
+        let mut waiting = Vec::new();
+        let mut later = false;
         for count in counts.iter().filter(|count| count.jobs > 0 && !count.state.is_final()) {
             match self.hopeless(count) {
                 Some(why) => stuck.push(why),
+                None if count.state == JobState::Waiting => waiting.push(count),
                 None if waits_for(count) => {
                     // Still to be done; a claim right away only where one can succeed, else the next poll looks again.
                     let claimable = count.state == JobState::Queued
@@ -462,9 +465,15 @@ impl Dispatcher {
                     self.claim_again |= claimable;
                     return;
                 }
-                None => {}
+                None => later = true,
             }
         }
+        // What waits goes on when another job succeeds: one that is due later still can, one that is stuck never will.
+        if later && !waiting.is_empty() {
+            return;
+        }
+        let behind = |count: &&Count| format!("{} job(s) of kind `{}` that wait for others", count.jobs, count.kind);
+        stuck.extend(waiting.iter().map(behind));
         actions.push(Action::Exit(ExitReason::Idle { stuck }));
     }
 

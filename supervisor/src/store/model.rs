@@ -305,7 +305,7 @@ pub struct Count {
     pub attempted: u64,
     /// How many.
     pub jobs: u64,
-    /// The smallest memory limit among them; `None`: one of them takes its kind's.
+    /// The smallest memory limit that was given with one of them; `None`: one of them takes its kind's.
     pub smallest: Option<Bytes>,
 }
 

@@ -82,7 +82,7 @@ pub(super) async fn list(store: &SqliteStore, filter: &Filter) -> Result<Vec<Job
 pub(super) async fn counts(store: &SqliteStore) -> Result<Vec<Count>, StoreError> {
     let rows = sqlx::query(
         "SELECT kind, state, sum(attempt > 0) AS attempted, count(*) AS jobs,
-                CASE WHEN count(*) = count(memory) THEN min(memory) END AS smallest
+                CASE WHEN count(*) = count(own_memory) THEN min(own_memory) END AS smallest
          FROM jobs GROUP BY kind, state",
     )
     .fetch_all(&store.readers)
