@@ -315,3 +315,39 @@ fn a_payload_of_any_allowed_size_arrives_and_a_larger_one_is_refused_with_the_li
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("8.0 MiB"));
 }
+
+#[test]
+fn i4_a_database_has_one_supervisor_whatever_links_lead_to_it() {
+    let world = World::new(Lane::Auto, KIND);
+    let id = world.enqueue("fault", &fault("exit-after", &["2000"]));
+    std::os::unix::fs::symlink("jobs.db", world.path("link.db")).expect("a link");
+    let supervisor = world.supervisor();
+    until_started(&world, id, 1);
+    let second = world.run(&["--database", "sqlite://link.db", "run", "--until-idle"]);
+    assert_eq!(second.status.code(), Some(2), "{}", String::from_utf8_lossy(&second.stderr));
+    assert!(String::from_utf8_lossy(&second.stderr).contains(&supervisor.pid().to_string()));
+    world.until_state(id, &["succeeded"], SOON);
+    assert_eq!(world.starts().len(), 1);
+}
+
+#[test]
+fn two_supervisors_of_one_name_work_on_two_databases_without_touching_each_other() {
+    let script = "echo x > $TMPDIR/x; touch ready; while [ ! -e go ]; do sleep 0.02; done; cat $TMPDIR/x";
+    let world = World::new(
+        Lane::Auto,
+        &KIND.replace(
+            r#""{fault}", "{payload.mode}", "{payload.a}", "{payload.b}""#,
+            &format!("\"sh\", \"-c\", \"{script}\""),
+        ),
+    );
+    let id = world.enqueue("fault", &json!({}));
+    let supervisor = world.supervisor();
+    wait_until("the job has a file in its folder", SOON, || {
+        if world.path("ready").exists() { Ok(()) } else { Err(supervisor.log()) }
+    });
+    let other = world.run(&["--database", "sqlite://other.db", "run", "--until-idle"]);
+    assert!(other.status.success(), "{}", String::from_utf8_lossy(&other.stderr));
+    fs::write(world.path("go"), "").expect("a file");
+    world.until_state(id, &["succeeded", "scheduled", "dead"], SOON);
+    assert_eq!(world.inspect(id)["result"], json!("x\n"), "{:#}", world.inspect(id));
+}

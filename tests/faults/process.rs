@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -194,9 +195,11 @@ fn f5_many_short_jobs_leave_nothing_behind_and_inherit_nothing() {
         if same { Ok(now) } else { Err(format!("{before:?} before, {now:?} now")) }
     });
     assert_eq!(after.2, 0);
-    let folders = fs::read_dir(world.path(".jobvisor")).expect("state").flatten();
-    let temporary: usize = folders.map(|entry| fs::read_dir(entry.path().join("tmp")).map_or(0, Iterator::count)).sum();
-    assert_eq!(temporary, 0, "temporary folders of attempts are removed");
+    let within = |path: &Path| fs::read_dir(path).expect("a folder").flatten().map(|entry| entry.path());
+    let supervisors = within(&world.path(".jobvisor")).collect::<Vec<_>>();
+    let databases = supervisors.iter().flat_map(|path| within(path)).collect::<Vec<_>>();
+    assert_eq!(databases.len(), 1, "{databases:?}");
+    assert_eq!(within(&databases[0].join("tmp")).count(), 0, "temporary folders of attempts are removed");
     assert!(supervisor.stop(SOON).success());
 }
 

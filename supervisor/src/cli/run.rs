@@ -50,12 +50,15 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
     let Some(config) = &place.config else {
         return Err(Failure::usage(format!("`run` needs a configuration; there is no `{}`", global.config.display())));
     };
-    let config = Arc::new(config.clone());
+    let mut config = config.clone();
     telemetry::start(global.json);
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
     let lock = SqliteStore::lock_for_supervisor(&place.path, &config.supervisor.name)?;
+    // What the lock protects, nobody else touches: two supervisors of one name may work on two databases.
+    config.supervisor.state_dir.push(lock.folder_name());
+    let config = Arc::new(config);
     let budget = memory_budget(&config)?;
     let setup = WardenSetup {
         state_dir: config.supervisor.state_dir.clone(),

@@ -10,6 +10,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -39,6 +40,22 @@ impl LockFile {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A folder's name that no other database of this host has: whoever holds this lock may use that folder alone.
+    #[must_use]
+    pub fn folder_name(&self) -> String {
+        let name = self.path.file_stem().unwrap_or_default().to_string_lossy();
+        let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '_' };
+        let name: String = name.chars().take(64).map(plain).collect();
+        // FNV-1a: the same in every build of this program.
+        let hash = self
+            .path
+            .as_os_str()
+            .as_bytes()
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
+        format!("db-{name}-{hash:016x}")
     }
 }
 
@@ -71,7 +88,7 @@ impl Holder {
 
 pub(super) fn take(database: &Path, name: &str) -> Result<LockFile, StoreError> {
     open::refuse_network(database)?;
-    let path = beside(database, ".lock");
+    let path = beside(&resolved(database)?, ".lock");
     let began = clock::monotonic();
     loop {
         let mut file = open_file(&path)?;
@@ -86,6 +103,16 @@ pub(super) fn take(database: &Path, name: &str) -> Result<LockFile, StoreError> 
         refuse_if_hopeless(database, &mut file, clock::monotonic() - began)?;
         std::thread::sleep(AGAIN);
     }
+}
+
+/// Where the file is, whatever links lead to it: one database has one lock. One that is not there yet: where it will be.
+fn resolved(database: &Path) -> Result<PathBuf, StoreError> {
+    let found = database.canonicalize().or_else(|error| {
+        let name = database.file_name().ok_or(error)?;
+        let folder = database.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Ok(folder.canonicalize()?.join(name))
+    });
+    found.map_err(|source: std::io::Error| StoreError::Io { step: "find", path: database.to_owned(), source })
 }
 
 fn open_file(path: &Path) -> Result<File, StoreError> {
