@@ -20,6 +20,7 @@ use jiff::Timestamp;
 
 use crate::config::Config;
 use crate::config::KindConfig;
+use crate::domain::evidence::Stage;
 use crate::domain::ids::AttemptNo;
 use crate::domain::ids::Fence;
 use crate::domain::ids::JobId;
@@ -27,6 +28,7 @@ use crate::domain::ids::Term;
 use crate::domain::job::JobState;
 use crate::domain::units::Bytes;
 use crate::runtime::event::Action;
+use crate::runtime::event::End;
 use crate::runtime::event::Event;
 use crate::runtime::event::ExitReason;
 use crate::runtime::event::Over;
@@ -341,12 +343,19 @@ impl Dispatcher {
         let Some(attempt) = self.attempts.remove(&key) else { return };
         self.claim_again = true;
         let kind = &attempt.kind;
+        let ran = matches!(&over.end, End::Seen(process) if process.stage == Stage::AfterExec);
         let finish = record::conclude(over, &attempt.claimed, kind, self.own_stop, &self.identity.observer);
         if finish.decision.breaker {
             let breaker = self.breakers.entry(kind.name.clone()).or_default();
-            breaker.failures = breaker.failures.saturating_add(1);
-            let pause = Duration::from_secs(1 << breaker.failures.min(BREAKER_DOUBLINGS).saturating_sub(1));
-            breaker.closed_until = Some(now + pause);
+            // Those that were started beside the first that failed say nothing new.
+            if breaker.closed_until.is_none_or(|until| now >= until) {
+                breaker.failures = breaker.failures.saturating_add(1);
+                let pause = Duration::from_secs(1 << breaker.failures.min(BREAKER_DOUBLINGS).saturating_sub(1));
+                breaker.closed_until = Some(now + pause);
+            }
+        } else if ran {
+            // A short one may end without having been announced.
+            self.breakers.remove(&kind.name);
         }
         self.unrecorded.insert(key, attempt.claimed.fence);
         actions.push(Action::Record { key, finish: Box::new(finish) });

@@ -15,14 +15,12 @@ use crate::domain::clock;
 use crate::domain::evidence::ExitMeaning;
 use crate::domain::evidence::ExitStatus;
 use crate::domain::evidence::ProcessEvidence;
-use crate::domain::evidence::Stage;
 use crate::domain::evidence::StartFailure;
 use crate::domain::job::Budget;
 use crate::domain::retry::Backoff;
 use crate::domain::retry::Next;
 use crate::domain::retry::OnOom;
 use crate::runtime::event::ChildOutput;
-use crate::runtime::event::End;
 use crate::store::Finish;
 use crate::store::Finished;
 
@@ -342,6 +340,22 @@ fn a_kind_whose_child_cannot_start_is_backed_off_as_a_kind_and_burns_no_attempt(
     let keys = bench.claim(&[(9, "a")]);
     bench.handle(Event::Started { key: keys[0], pid: 1 });
     assert_eq!(bench.dispatcher.free_slots("a", 4, bench.now), 3, "one start makes the kind whole");
+}
+
+#[test]
+fn starts_that_fail_side_by_side_are_one_failure_and_a_child_too_short_to_be_announced_is_a_start() {
+    let mut bench = Bench::new(&[kind("a", 4)], Bytes::mib(1000), true);
+    for key in bench.claim(&[(1, "a"), (2, "a"), (3, "a"), (4, "a")]) {
+        bench.ends(key, not_found());
+    }
+    assert_eq!(bench.dispatcher.breakers["a"].failures, 1);
+    bench.now += Duration::from_secs(1);
+    let seq = claim_of(&bench.handle(Event::Deadline)).expect("a trial").seq;
+    let job = bench.job(5, "a");
+    let actions = bench.handle(Event::Claimed { seq, jobs: Some(vec![job]) });
+    let key = actions.iter().find_map(|action| if let Action::Start { key, .. } = action { Some(*key) } else { None });
+    bench.ends(key.expect("a start"), exited(0));
+    assert_eq!(bench.dispatcher.free_slots("a", 4, bench.now), 4);
 }
 
 #[test]
