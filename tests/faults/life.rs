@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
+use std::time::Instant;
 
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use serde_json::json;
 use support::wait_until;
 use support::world::Lane;
 use support::world::SOON;
+use support::world::Supervisor;
 use support::world::World;
 use support::world::text;
 
@@ -37,6 +40,15 @@ fn until_started(world: &World, job: i64, times: usize) {
         let starts = world.starts().iter().filter(|start| start.job == job).count();
         if starts >= times { Ok(()) } else { Err(format!("{starts} starts")) }
     });
+}
+
+fn warden_of(supervisor: &Supervisor) -> Pid {
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", supervisor.pid())).expect("children");
+    Pid::from_raw(children.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a warden"))
+}
+
+fn stop_warden(supervisor: &Supervisor) {
+    nix::sys::signal::kill(warden_of(supervisor), Signal::SIGSTOP).expect("it is there");
 }
 
 #[test]
@@ -212,9 +224,7 @@ fn the_wardens_death_ends_its_attempts_uncharged_and_another_warden_goes_on() {
     let id = world.enqueue("fault", &fault("exit-after", &["1500"]));
     let supervisor = world.supervisor();
     until_started(&world, id, 1);
-    let warden = fs::read_to_string(format!("/proc/{0}/task/{0}/children", supervisor.pid())).expect("children");
-    let warden: i32 = warden.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a warden");
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(warden), Signal::SIGKILL).expect("it is there");
+    nix::sys::signal::kill(warden_of(&supervisor), Signal::SIGKILL).expect("it is there");
     world.until_state(id, &["succeeded"], Duration::from_secs(60));
     assert_eq!(world.causes(id), ["warden_lost", "-"]);
     let story = world.inspect(id);
@@ -350,4 +360,27 @@ fn two_supervisors_of_one_name_work_on_two_databases_without_touching_each_other
     fs::write(world.path("go"), "").expect("a file");
     world.until_state(id, &["succeeded", "scheduled", "dead"], SOON);
     assert_eq!(world.inspect(id)["result"], json!("x\n"), "{:#}", world.inspect(id));
+}
+
+#[test]
+fn i9_a_warden_that_does_not_answer_cannot_hold_up_a_stop() {
+    let world = World::new(Lane::Auto, KIND);
+    let id = world.enqueue("fault", &fault("hang", &[]));
+    let mut supervisor = world.supervisor();
+    until_started(&world, id, 1);
+    stop_warden(&supervisor);
+    supervisor.signal(Signal::SIGTERM);
+    // 300 ms of drain, 1 s of grace, 15 s for the warden.
+    assert!(supervisor.wait(Duration::from_secs(60)).success());
+    assert_eq!(world.causes(id), ["warden_lost"]);
+    assert_eq!(world.inspect(id)["charged"], json!(0));
+    assert_eq!(marked(&format!("JOBVISOR_JOB_ID={id}")), Vec::<i32>::new());
+    // One that holds nothing does not outlive its supervisor either, and the lock is free.
+    world.good(&["cancel", &id.to_string()]);
+    let supervisor = world.supervisor();
+    stop_warden(&supervisor);
+    assert!(supervisor.stop(SOON).success());
+    let began = Instant::now();
+    world.until_idle();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }

@@ -8,7 +8,8 @@
 //! - an attempt holds its slot and its memory from the claim's reply until *all* that was observed of its end is here;
 //! - a kind whose child cannot start is backed off as a kind: 1 s, 2 s, … 32 s, then one attempt as a trial;
 //! - first stop signal (or none): no new claims, attempts may finish for `drain`; second, or the time is over: children
-//!   are told to stop; third: they are killed.
+//!   are told to stop; third: they are killed;
+//! - 15 s after the last of them should have been killed the warden, which has not said so, is killed: a stop ends.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -51,6 +52,9 @@ const BREAKER_GIVE_UP: u32 = 3;
 /// How long the end of a child that was asked to stop by a stranger waits to be judged: a stop signal that goes to a
 /// whole unit reaches the child and us in any order, and the child's end must not be judged before ours is known.
 const UNIT_STOP: Duration = Duration::from_millis(500);
+
+/// From the kill of an attempt to its proven end the warden takes at most 10 s; one that takes longer is not at work.
+const LAST_WORD: Duration = Duration::from_secs(15);
 
 /// What does not change while the supervisor lives.
 #[derive(Debug, Clone)]
@@ -108,6 +112,8 @@ pub struct Dispatcher {
     turn: usize,
     phase: Phase,
     drain_until: Option<Instant>,
+    /// While stopping: when the warden is given up, unless all attempts have ended.
+    last_word: Option<Instant>,
     own_stop: Option<Timestamp>,
     /// Between the death of a warden and the next one.
     warden_away: bool,
@@ -133,6 +139,7 @@ impl Dispatcher {
             turn: 0,
             phase: Phase::Working,
             drain_until: None,
+            last_word: None,
             own_stop: None,
             warden_away: false,
             no_warden: None,
@@ -145,7 +152,7 @@ impl Dispatcher {
         let breakers = self.breakers.values().filter_map(|breaker| breaker.closed_until);
         let drain = if self.phase == Phase::Draining { self.drain_until } else { None };
         let undecided = self.undecided.iter().map(|(until, _)| *until);
-        breakers.chain(drain).chain(undecided).min()
+        breakers.chain(drain).chain(self.last_word).chain(undecided).min()
     }
 
     /// The lowest claim sequence whose reply may still come: rows below it are known to be ours or lost.
@@ -398,7 +405,9 @@ impl Dispatcher {
         actions.push(Action::Stop { key, reason, grace: grace.unwrap_or(attempt.kind.grace) });
     }
 
-    fn stop_all(&mut self, grace: Option<Duration>, actions: &mut Vec<Action>) {
+    fn stop_all(&mut self, grace: Option<Duration>, now: Instant, actions: &mut Vec<Action>) {
+        let longest = self.attempts.values().map(|attempt| grace.unwrap_or(attempt.kind.grace)).max();
+        self.last_word = longest.map(|grace| now + grace + LAST_WORD);
         let keys: Vec<Key> = self.attempts.keys().copied().collect();
         for key in keys {
             self.stop(key, StopReason::Drained, grace, actions);
@@ -427,11 +436,11 @@ impl Dispatcher {
             }
             Phase::Draining => {
                 self.phase = Phase::Stopping;
-                self.stop_all(None, actions);
+                self.stop_all(None, now, actions);
             }
             Phase::Stopping | Phase::Killing => {
                 self.phase = Phase::Killing;
-                self.stop_all(Some(Duration::ZERO), actions);
+                self.stop_all(Some(Duration::ZERO), now, actions);
             }
         }
     }
@@ -440,7 +449,13 @@ impl Dispatcher {
         self.decide(false, now, actions);
         if self.phase == Phase::Draining && self.drain_until.is_some_and(|until| now >= until) {
             self.phase = Phase::Stopping;
-            self.stop_all(None, actions);
+            self.stop_all(None, now, actions);
+        }
+        if self.last_word.is_some_and(|at| now >= at) {
+            self.last_word = None;
+            if !self.attempts.is_empty() {
+                actions.push(Action::KillWarden);
+            }
         }
         for breaker in
             self.breakers.values_mut().filter(|breaker| breaker.closed_until.is_some_and(|until| now >= until))

@@ -134,9 +134,17 @@ impl Drive {
                 }
             };
             if let Some(reason) = self.handle(event) {
+                self.dismiss().await;
                 return reason;
             }
         }
+    }
+
+    /// Lets the warden go and waits for its end, which takes milliseconds, and 2 s where it has to be killed: whoever waited
+    /// for this supervisor finds the database's lock free.
+    async fn dismiss(&mut self) {
+        self.warden = None;
+        while self.warden_events.next().await.is_some() {}
     }
 
     fn handle(&mut self, event: Event) -> Option<ExitReason> {
@@ -158,6 +166,10 @@ impl Drive {
             Action::Record { key, finish } => {
                 // The writer lives as long as this sender; it cannot be gone.
                 self.outcomes.send((key, *finish)).ok();
+            }
+            Action::KillWarden => {
+                tracing::error!("the warden does not answer; it is killed");
+                self.warden_events.kill();
             }
             Action::CheckIdle => self.check_idle(),
             Action::Stopping => notify(&[NotifyState::Stopping, NotifyState::Status(&self.dispatcher.status())]),

@@ -173,6 +173,8 @@ pub enum Action {
         /// The outcome.
         finish: Box<Finish>,
     },
+    /// The warden does not end what it was told to kill: end the warden, and its children with it.
+    KillWarden,
     /// Promote what is due, then count what is there.
     CheckIdle,
     /// Tell the service manager that we are stopping.

@@ -267,6 +267,10 @@ fn a_drain_that_takes_too_long_becomes_a_stop() {
     assert_eq!(bench.dispatcher.next_deadline(), Some(bench.now + Duration::from_secs(30)));
     bench.now += Duration::from_secs(30);
     assert_eq!(stops(&bench.handle(Event::Deadline)).len(), 1);
+    // A grace of 10 s, 10 s in which a warden proves an end, and some: then the warden is at fault.
+    assert_eq!(bench.dispatcher.next_deadline(), Some(bench.now + Duration::from_secs(25)));
+    bench.now += Duration::from_secs(25);
+    assert!(matches!(bench.handle(Event::Deadline)[..], [Action::KillWarden]));
     assert_eq!(bench.dispatcher.next_deadline(), None);
 }
 

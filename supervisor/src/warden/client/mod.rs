@@ -350,6 +350,13 @@ impl WardenEvents {
         }
     }
 
+    /// Kills the warden, and its children with it; [`WardenEvent::Lost`] follows.
+    pub fn kill(&self) {
+        if let Some(process) = &self.process {
+            process.kill();
+        }
+    }
+
     /// Waits for the end of the process, helps after 2 s, and tells once.
     async fn lost(&mut self) -> Option<WardenEvent> {
         let process = self.process.as_ref()?;
