@@ -14,6 +14,10 @@ use crate::kernel::reap;
 /// How long [`sweep_orphans`] tries.
 const SWEEP: Duration = Duration::from_secs(10);
 
+/// A look at `/proc` can miss who was born during it. One that finds nobody while nobody was born on the whole host is the
+/// proof; where others keep being born, so many in a row are.
+const EMPTY: u32 = 5;
+
 /// After the death of a warden: kills and reaps everything that came to this process as an orphan, its descendants
 /// included, until nobody is found. `keep` are children of this process that are none (a new warden). Blocks for
 /// milliseconds, at most 10 s; answers how many processes were killed. What is in leaves is swept by the next warden.
@@ -21,7 +25,7 @@ const SWEEP: Duration = Duration::from_secs(10);
 pub fn sweep_orphans(keep: &[i32]) -> usize {
     let proc = Proc::default();
     let own = process::own_pid();
-    let mut killed = 0;
+    let (mut killed, mut empty) = (0, 0);
     let pass = || {
         let before = proc.last_pid();
         let family = descendants(&proc, own, keep);
@@ -30,7 +34,8 @@ pub fn sweep_orphans(keep: &[i32]) -> usize {
             // Not dead yet: the next pass takes it.
             reap::reap_pid(stat.pid).map(drop).unwrap_or_default();
         }
-        family.is_empty() && proc.last_pid() == before
+        empty = if family.is_empty() { empty + 1 } else { 0 };
+        empty == EMPTY || (empty > 0 && proc.last_pid() == before)
     };
     wait_for(pass, SWEEP);
     killed
