@@ -110,3 +110,52 @@ async fn a_warden_without_attempts_sleeps() {
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(switches(world.pid) <= before + 2, "it woke {} times", switches(world.pid) - before);
 }
+
+/// A group of the v1 freezer, which holds even against SIGKILL; thawed and removed when dropped.
+struct Freezer(std::path::PathBuf);
+
+impl Freezer {
+    fn new() -> Option<Self> {
+        let group = Path::new("/sys/fs/cgroup/freezer").join(format!("jvtest-{}", std::process::id()));
+        if !group.parent()?.join("tasks").exists() || std::fs::create_dir(&group).is_err() {
+            eprintln!("skipped: no v1 freezer to use here");
+            return None;
+        }
+        Some(Self(group))
+    }
+
+    fn freeze(&self, pid: i32) {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+        std::fs::write(self.0.join("freezer.state"), "FROZEN").unwrap();
+    }
+
+    fn thaw(&self) {
+        std::fs::write(self.0.join("freezer.state"), "THAWED").unwrap();
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        self.thaw();
+        let begun = Instant::now();
+        while std::fs::remove_dir(&self.0).is_err() && begun.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[tokio::test]
+async fn i8_a_main_process_that_does_not_die_of_sigkill_is_told_as_unkillable_and_reaped_later() {
+    let Some(freezer) = Freezer::new() else { return };
+    let mut world = World::watchdog();
+    let (key, _pipes) = world.run(&["hang"]);
+    let pid = world.running(key).await;
+    freezer.freeze(pid);
+    world.stop(key, StopReason::Cancelled, Duration::from_millis(100));
+    let end = world.end(key).await;
+    assert_eq!(end.unkillable.iter().map(|stuck| stuck.pid).collect::<Vec<_>>(), [pid], "{end:?}");
+    assert!(end.unkillable[0].stuck_in.is_some() && end.exit.is_none());
+    assert!(alive(pid));
+    freezer.thaw();
+    wait_until("the end of the process", || !Path::new(&format!("/proc/{pid}")).exists()).await;
+}

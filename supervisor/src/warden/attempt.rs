@@ -66,6 +66,8 @@ pub(super) struct Attempt {
     pub(super) announced: bool,
     /// SIGKILL is out; the tree is looked at until it is empty.
     pub(super) killing: bool,
+    /// When a main process that does not die of SIGKILL is declared unkillable.
+    pub(super) give_up_at: Option<Instant>,
     /// The next look at something that passes by itself, and the pause that led to it.
     pub(super) again: Option<(Instant, Duration)>,
 }

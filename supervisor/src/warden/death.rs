@@ -36,7 +36,7 @@ use crate::kernel::spawn::ErrnoPipe;
 use crate::kernel::spawn::read_errno;
 
 /// How long a tree may take to die of SIGKILL, and an empty leaf to be removable.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Most processes listed by name.
 const LISTED: usize = 32;
@@ -173,11 +173,23 @@ impl Attempt {
         }
     }
 
+    /// The main process itself does not die. It stays our child, and is reaped with the orphans should it ever end.
+    pub(super) fn give_up(&mut self, ground: &mut Ground) {
+        self.note_end(ground);
+        self.note_usage(None, ground.own_rss);
+        self.note_unkillable(ground);
+        self.finish(ground, false);
+    }
+
     fn note_unkillable(&mut self, ground: &mut Ground) {
-        let left = match &self.leaf {
+        let mut left: Vec<i32> = match &self.leaf {
             Some(leaf) => leaf.procs().unwrap_or_default(),
             None => ground.forest.living(self.key).iter().map(|stat| stat.pid).collect(),
         };
+        // It may have left its leaf: as root a job can.
+        if self.is_alive() && !left.contains(&self.pid) {
+            left.push(self.pid);
+        }
         let stats = left.into_iter().filter_map(|pid| ground.proc.stat(pid));
         let named = stats.map(|stat| {
             let channel = ground.proc.wait_channel(stat.pid).map(|name| format!(" {name}")).unwrap_or_default();

@@ -202,6 +202,7 @@ pub(super) fn attempt(
         kill_at: None,
         announced: false,
         killing: false,
+        give_up_at: None,
         again: None,
     }
 }

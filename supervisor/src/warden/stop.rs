@@ -9,6 +9,7 @@ use super::attempt::Attempt;
 use super::attempt::Phase;
 use super::attempt::after;
 use super::attempt::now;
+use super::death::PATIENCE;
 use super::ground::Ground;
 use super::message::StopReason;
 use crate::domain::evidence::Intent;
@@ -61,6 +62,7 @@ impl Attempt {
             return;
         }
         self.killing = true;
+        self.give_up_at = Some(now() + PATIENCE);
         self.kill_at = None;
         self.deadline = None;
         if self.leaf.is_none() {
@@ -83,6 +85,9 @@ impl Attempt {
                     process::pidfd_signal(self.pidfd.as_fd(), Signal::SIGKILL as i32).unwrap_or_default();
                 }
             }
+        }
+        if self.give_up_at.is_some_and(|at| at <= now()) && self.is_alive() {
+            return self.give_up(ground);
         }
         self.come_back(now());
     }
