@@ -30,6 +30,7 @@ use tokio::sync::watch;
 use crate::domain::clock;
 use crate::domain::evidence::ExitStatus;
 use crate::domain::evidence::ProcessEvidence;
+use crate::domain::evidence::Stage;
 use crate::kernel::KernelError;
 use crate::kernel::process;
 use crate::kernel::reap;
@@ -392,11 +393,33 @@ fn read_event(frame: Received) -> Option<WardenEvent> {
         Up::Started { key, pid } => Some(WardenEvent::Started { key, pid }),
         Up::Ended { key, evidence, in_file } => {
             let evidence = match frame.descriptors.into_iter().next() {
-                Some(file) if in_file => socket::read_sealed(file).ok()?,
+                Some(file) if in_file => socket::read_sealed(file).unwrap_or_default(),
                 Some(_) | None => evidence,
             };
-            let evidence = serde_json::from_slice(&evidence).ok()?;
+            // Without room for the descriptor the end itself is still told: an attempt must not wait for it for ever.
+            let evidence = serde_json::from_slice(&evidence).unwrap_or_else(|error| {
+                tracing::error!(key, %error, "the evidence of an end cannot be read; nothing is known of it");
+                ProcessEvidence { stage: Stage::AfterExec, ..ProcessEvidence::default() }
+            });
             Some(WardenEvent::Ended { key, evidence: Box::new(evidence) })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::cause::Cause;
+    use crate::domain::evidence::Evidence;
+    use crate::domain::verdict::Ending;
+    use crate::domain::verdict::judge;
+
+    #[test]
+    fn an_end_whose_evidence_had_no_room_is_an_end_of_which_nothing_is_known() {
+        let frame = wincode::serialize(&Up::Ended { key: 7, evidence: Vec::new(), in_file: true }).unwrap();
+        let event = read_event(Received { bytes: frame, descriptors: Vec::new() });
+        let Some(WardenEvent::Ended { key: 7, evidence }) = event else { panic!("{event:?}") };
+        let verdict = judge(&Evidence { process: Some(*evidence), ..Evidence::default() });
+        assert_eq!(verdict.ending, Ending::Failed(Cause::KilledUnknown));
     }
 }
