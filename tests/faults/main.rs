@@ -7,6 +7,7 @@ mod causes;
 mod life;
 mod memory;
 mod process;
+mod words;
 
 /// `few` in an ordinary run, `N` times as many in a campaign.
 fn scaled(few: usize) -> usize {

@@ -13,15 +13,21 @@ use crate::cli::context::block_on;
 use crate::cli::failure::Failure;
 use crate::cli::out;
 use crate::config::KindConfig;
+use crate::config::LEAST_MEMORY;
+use crate::domain::clock;
 use crate::domain::ids::JobId;
 use crate::domain::units::Bytes;
 use crate::domain::units::parse_duration;
+use crate::domain::units::show_duration;
 use crate::runtime::spec::row_policy;
 use crate::store::NewJob;
 use crate::store::sqlite::OpenMode;
 
 /// Largest payload where no configuration says otherwise.
 const MAX_PAYLOAD: Bytes = Bytes::mib(1);
+/// Most jobs of one transaction, and most bytes of their payloads together.
+const BATCH: usize = 10_000;
+const BATCH_BYTES: usize = 32 << 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -30,7 +36,7 @@ pub(crate) struct Args {
     /// JSON, `@FILE` to read it from a file, or `-` for stdin.
     #[arg(long, default_value = "{}", value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
     payload: String,
-    /// Add this many.
+    /// Add this many; their ids are printed as they are added, 10000 at once.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
     /// Not before this long from now.
@@ -61,14 +67,20 @@ pub(crate) struct Args {
 
 pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
     let place = Place::find(global)?;
-    let payload = read_payload(&args.payload)?;
     let kind = match &place.config {
         Some(config) => Some(known_kind(config, &args.kind)?),
+        None if args.kind.is_empty() => return Err(Failure::usage("a kind needs a name")),
         None => None,
     };
     let limit = place.config.as_ref().map_or(MAX_PAYLOAD, |config| config.supervisor.max_payload);
-    check_payload(&payload, limit, kind)?;
-    let run_at = args.at.or_else(|| args.delay.map(|delay| crate::domain::clock::now() + delay));
+    let payload = read_payload(&args.payload, limit)?;
+    check_payload(&payload, kind)?;
+    if let Some(memory) = args.memory.filter(|memory| *memory < LEAST_MEMORY) {
+        return Err(Failure::usage(format!(
+            "--memory cannot be {memory}\nhint: at least {LEAST_MEMORY}: with less a process stalls without end instead of dying"
+        )));
+    }
+    let run_at = args.at.map_or_else(|| args.delay.map(from_now).transpose(), |at| Ok(Some(at)))?;
     let job = NewJob {
         kind: args.kind.clone(),
         payload,
@@ -82,14 +94,28 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
         policy: kind.map(row_policy),
         schedule: None,
     };
-    let ids = block_on(async {
+    block_on(async {
         let store = place.open(OpenMode::Create).await?;
-        let jobs = vec![job; usize::try_from(args.count).unwrap_or(usize::MAX)];
-        Ok(store.enqueue(&jobs).await?)
-    })?;
-    let lines: Vec<String> = ids.iter().map(|enqueued| enqueued.id().to_string()).collect();
-    out::data(&lines.join("\n"));
-    Ok(ExitCode::SUCCESS)
+        let mut left = usize::try_from(args.count).unwrap_or(usize::MAX);
+        while left > 0 {
+            let jobs = vec![job.clone(); left.min(at_once(&job))];
+            let ids = store.enqueue(&jobs).await?;
+            let lines: Vec<String> = ids.iter().map(|enqueued| enqueued.id().to_string()).collect();
+            out::data(&lines.join("\n"));
+            left -= jobs.len();
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// How many such jobs make one transaction: what is held in memory is bounded, whatever `--count` says.
+fn at_once(job: &NewJob) -> usize {
+    (BATCH_BYTES / job.payload.len().max(1)).clamp(1, BATCH)
+}
+
+fn from_now(delay: Duration) -> Result<Timestamp, Failure> {
+    let at = clock::now().checked_add(delay);
+    at.map_err(|_| Failure::usage(format!("--in {} lies beyond the year 9999", show_duration(delay))))
 }
 
 fn known_kind<'a>(config: &'a crate::config::Config, name: &str) -> Result<&'a KindConfig, Failure> {
@@ -103,27 +129,33 @@ fn known_kind<'a>(config: &'a crate::config::Config, name: &str) -> Result<&'a K
     })
 }
 
-fn read_payload(argument: &str) -> Result<String, Failure> {
-    let unreadable =
-        |error: std::io::Error| Failure::usage(format!("cannot read the payload from `{argument}`: {error}"));
-    if argument == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map_err(unreadable)?;
-        return Ok(text);
-    }
-    match argument.strip_prefix('@') {
-        Some(path) => fs::read_to_string(path).map_err(unreadable),
-        None => Ok(argument.to_owned()),
-    }
-}
-
-fn check_payload(payload: &str, limit: Bytes, kind: Option<&KindConfig>) -> Result<(), Failure> {
-    if payload.len() as u64 > limit.0 {
-        let size = Bytes(payload.len() as u64);
+fn read_payload(argument: &str, limit: Bytes) -> Result<String, Failure> {
+    let text = match (argument, argument.strip_prefix('@')) {
+        ("-", _) => read_up_to(std::io::stdin().lock(), limit),
+        (_, Some(path)) => fs::File::open(path).and_then(|file| read_up_to(file, limit)),
+        (_, None) => Ok(argument.to_owned()),
+    };
+    let text = text.map_err(|error| Failure::usage(format!("cannot read the payload from `{argument}`: {error}")))?;
+    if text.len() as u64 > limit.0 {
         return Err(Failure::usage(format!(
-            "the payload has {size}, more than `max_payload` = {limit}\nhint: hand over a path or a key instead of the data"
+            "the payload has more than `max_payload` = {limit}\nhint: hand over a path or a key instead of the data"
         )));
     }
+    Ok(text)
+}
+
+/// One byte more than allowed is enough to tell, and a stream without an end is not waited for.
+fn read_up_to(source: impl Read, limit: Bytes) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    source.take(limit.0.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit.0 {
+        // Cut wherever it was: it is refused for its length.
+        return Ok(String::from_utf8_lossy(&bytes).into_owned());
+    }
+    String::from_utf8(bytes).map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidData, error))
+}
+
+fn check_payload(payload: &str, kind: Option<&KindConfig>) -> Result<(), Failure> {
     let value: serde_json::Value = serde_json::from_str(payload).map_err(|error| {
         Failure::usage(format!(
             "the payload is not JSON: {error}\nhint: strings need quotes of their own: --payload '\"text\"'"

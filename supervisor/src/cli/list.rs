@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::cli::Global;
 use crate::cli::context::Place;
 use crate::cli::context::block_on;
@@ -41,7 +43,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
         states: args.state.clone(),
         kind: args.kind.clone(),
         cause: args.cause,
-        since: args.since.map(|since| clock::now() - since),
+        since: args.since.map(|since| clock::now().checked_sub(since).unwrap_or(Timestamp::MIN)),
         limit: Some(args.limit),
         after_id: None,
     };

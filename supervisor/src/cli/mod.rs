@@ -105,10 +105,14 @@ pub fn main() -> ExitCode {
         Command::Doctor => doctor::run(&cli.global),
         Command::Warden => return warden::run(),
     };
-    result.unwrap_or_else(|failure| {
-        out::complain(&failure);
-        failure.exit_code()
-    })
+    match result {
+        Ok(code) if code == ExitCode::SUCCESS && out::is_incomplete() => failed(),
+        Ok(code) => code,
+        Err(failure) => {
+            out::complain(&failure);
+            failure.exit_code()
+        }
+    }
 }
 
 /// Exit status 1: the thing asked about failed.

@@ -3,14 +3,29 @@
 use std::io;
 use std::io::IsTerminal;
 use std::io::Write;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
 use clap::ColorChoice;
 
-/// Prints data. A reader that went away (`| head`) is no error.
+/// Some data did not reach stdout.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Prints data. A reader that went away (`| head`) is no error; another failure is told once and makes the command fail.
 pub(crate) fn data(text: &str) {
     let mut stdout = io::stdout().lock();
     let newline = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
-    write!(stdout, "{text}{newline}").and_then(|()| stdout.flush()).ok();
+    match write!(stdout, "{text}{newline}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe && !LOST.swap(true, Ordering::Relaxed) => {
+            complain(&format!("cannot write to stdout: {error}"));
+        }
+        Ok(()) | Err(_) => {}
+    }
+}
+
+/// Whether [`data`] failed.
+pub(crate) fn is_incomplete() -> bool {
+    LOST.load(Ordering::Relaxed)
 }
 
 /// Prints one JSON value on a line.

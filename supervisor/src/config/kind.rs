@@ -13,7 +13,7 @@ use crate::domain::retry::{Backoff, OnOom};
 use crate::domain::units::{Bytes, show_duration};
 
 /// Below this a process stalls in the kernel's reclaim instead of dying.
-pub(super) const LEAST_MEMORY: Bytes = Bytes::mib(16);
+pub const LEAST_MEMORY: Bytes = Bytes::mib(16);
 /// What a name may be.
 pub(super) const NAME_HINT: &str = "1 to 64 letters, digits, `_`, `-` or `.`, starting with a letter or digit";
 

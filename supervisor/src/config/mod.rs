@@ -22,6 +22,7 @@ mod template;
 use std::path::Path;
 
 pub use error::{ConfigError, ConfigErrors};
+pub use kind::LEAST_MEMORY;
 pub use model::{
     CommandTemplate, Config, Database, Enforce, KindConfig, MemoryBudget, Output, ScheduleConfig, SupervisorConfig,
 };
