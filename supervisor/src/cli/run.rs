@@ -83,6 +83,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
 
 async fn finish(global: &Global, args: &Args, store: &dyn Store, left: service::Left) -> Result<ExitCode, Failure> {
     let stuck = match left.reason {
+        ExitReason::Stopped if !left.complete => return Ok(failed()),
         ExitReason::Stopped => return Ok(ExitCode::SUCCESS),
         ExitReason::NoWarden { why } => {
             out::complain(&format!("no warden can be started: {why}"));

@@ -8,7 +8,8 @@
 //! - an attempt holds its slot and its memory from the claim's reply until *all* that was observed of its end is here;
 //! - a kind whose child cannot start is backed off as a kind: 1 s, 2 s, … 32 s, then one attempt as a trial;
 //! - first stop signal (or none): no new claims, attempts may finish for `drain`; second, or the time is over: children
-//!   are told to stop; third: they are killed;
+//!   are told to stop; third: they are killed, and outcomes that the
+//!   store does not take no longer hold up the stop (the writer has its last 10 s);
 //! - 15 s after the last of them should have been killed the warden, which has not said so, is killed: a stop ends.
 
 use std::collections::BTreeMap;
@@ -226,15 +227,16 @@ impl Dispatcher {
 
     /// What follows from the state alone: claim, look whether all is done, leave.
     fn go_on(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let quiet = self.attempts.is_empty() && self.claim_under_way.is_none();
+        let settled = self.unrecorded.is_empty() || self.phase == Phase::Killing;
+        let quiet = self.attempts.is_empty() && self.claim_under_way.is_none() && settled;
         if let Some(why) = self.no_warden.clone() {
-            if quiet && self.unrecorded.is_empty() {
+            if quiet {
                 actions.push(Action::Exit(ExitReason::NoWarden { why }));
             }
             return;
         }
         if self.phase > Phase::Working {
-            if quiet && self.unrecorded.is_empty() {
+            if quiet {
                 actions.push(Action::Exit(ExitReason::Stopped));
             }
             return;

@@ -37,9 +37,8 @@ pub async fn write(
         let results = record(store.as_ref(), &finishes).await;
         for ((key, finish), finished) in keys.into_iter().zip(&finishes).zip(results) {
             tell(finish, finished);
-            if events.send(Event::Recorded { key, finished }).is_err() {
-                return;
-            }
+            // Nobody listens any more when the supervisor leaves; what is waiting is recorded all the same.
+            events.send(Event::Recorded { key, finished }).ok();
         }
         if finishes.iter().any(|finish| matches!(finish.decision.next, Next::PutBack(_))) {
             put_back.notify_one();

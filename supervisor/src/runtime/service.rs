@@ -93,6 +93,8 @@ pub struct Left {
     pub reason: ExitReason,
     /// When it began to take jobs.
     pub since: Timestamp,
+    /// Every outcome is on record.
+    pub complete: bool,
 }
 
 /// Runs the supervisor until it is told to stop or, with `until_idle`, has nothing left to do.
@@ -144,13 +146,15 @@ pub async fn run(prepared: Prepared, store: Arc<dyn Store>) -> Result<Left, Serv
     tracing::info!(%term, "taking jobs");
     let reason = drive.run().await;
     background.shutdown().await;
-    if tokio::time::timeout(LAST_WRITES, writer).await.is_err() {
+    let complete = tokio::time::timeout(LAST_WRITES, writer).await.is_ok();
+    if !complete {
         tracing::error!("outcomes could not be recorded; the next start will find their attempts open");
+        return Ok(Left { reason, since, complete });
     }
     if let Err(error) = store.end_term(term).await {
         tracing::warn!(error = %chain(&error), "the end of this term is not on record");
     }
-    Ok(Left { reason, since })
+    Ok(Left { reason, since, complete })
 }
 
 async fn begin(store: &dyn Store, config: &Config, observer: &Observer) -> Result<Term, ServiceError> {
