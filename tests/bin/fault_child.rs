@@ -53,6 +53,8 @@ fn act(mode: &str, rest: &[&str]) -> ExitCode {
             hang();
         }
         "append" => append(rest[0], number(rest, 1)),
+        "work" => return work(rest[0], number(rest, 1), number(rest, 2)),
+        "stamp" => return stamp(rest),
         "helper-append" => append(rest[0], 0),
         "ignore-term" if rest.is_empty() => {
             ignore_term();
@@ -185,6 +187,35 @@ fn append(path: &str, helpers: usize) {
         file.write_all(line.as_bytes()).expect("a line");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Appends `ATTEMPT PID MILLISECONDS` to the job's own file in `folder` every 20 ms, for `for_ms`; then exits with `code`.
+fn work(folder: &str, for_ms: usize, code: usize) -> ExitCode {
+    let job = std::env::var("JOBVISOR_JOB_ID").expect("a job");
+    let path = std::path::Path::new(folder).join(job);
+    let mut file = OpenOptions::new().append(true).create(true).open(path).expect("the file");
+    let until = milliseconds() + for_ms as u128;
+    loop {
+        let line = format!("{} {} {}\n", attempt(), std::process::id(), milliseconds());
+        file.write_all(line.as_bytes()).expect("a line");
+        if milliseconds() >= until {
+            return ExitCode::from(u8::try_from(code).expect("an exit code"));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// `stamp FILE AFTER_MS kill|exit`: writes `JOB MICROSECONDS` (CLOCK_REALTIME) as its last act, and dies at once.
+fn stamp(rest: &[&str]) -> ExitCode {
+    std::thread::sleep(Duration::from_millis(number(rest, 1) as u64));
+    let mut file = OpenOptions::new().append(true).create(true).open(rest[0]).expect("the file");
+    let job = std::env::var("JOBVISOR_JOB_ID").expect("a job");
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME).expect("a clock");
+    file.write_all(format!("{job} {}\n", Duration::from(time).as_micros()).as_bytes()).expect("a line");
+    if rest.get(2) == Some(&"kill") {
+        raise(libc::SIGKILL);
+    }
+    ExitCode::SUCCESS
 }
 
 /// CLOCK_MONOTONIC in milliseconds: one clock for all processes of the host.
