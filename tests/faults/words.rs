@@ -12,8 +12,6 @@ const TOML: &str = "[supervisor]\nmax_payload = \"8KiB\"\n\n[kind.ok]\ncommand =
 fn bad_words_are_answered_with_a_reason_and_the_status_of_the_contract() {
     let world = World::new(Lane::Auto, TOML);
     world.good(&["enqueue", "ok"]);
-    let no_config =
-        |args: &'static [&str]| [&["--config", "none.toml", "--database", "sqlite://jobvisor.db"], args].concat();
     let cases: [(Vec<&str>, i32, &str); 10] = [
         (vec!["enqueue", "ok", "--in", "9999999999h"], 2, "beyond the year 9999"),
         (vec!["enqueue", "ok", "--memory", "1"], 2, "16.0 MiB"),

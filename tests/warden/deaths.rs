@@ -137,7 +137,7 @@ impl Freezer {
 impl Drop for Freezer {
     fn drop(&mut self) {
         self.thaw();
-        let begun = Instant::now();
+        let begun = jobvisor::domain::clock::monotonic();
         while std::fs::remove_dir(&self.0).is_err() && begun.elapsed() < LIMIT {
             std::thread::sleep(Duration::from_millis(5));
         }

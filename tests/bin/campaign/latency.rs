@@ -71,7 +71,7 @@ fn sample(lane: Lane, at_once: usize, how: &str, samples: usize) -> Taken {
         wait_until("they are on record", SOON, || {
             for id in &ids {
                 if !visible.contains_key(id) && records.job(*id).state.is_final() {
-                    visible.insert(*id, jiff::Timestamp::now().as_microsecond());
+                    visible.insert(*id, jobvisor::domain::clock::now().as_microsecond());
                 }
             }
             if ids.iter().all(|id| visible.contains_key(id)) { Ok(()) } else { Err("not".to_owned()) }

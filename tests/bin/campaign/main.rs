@@ -12,7 +12,7 @@ mod noop;
 mod records;
 mod report;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 use crate::report::Report;
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     if report.all_held() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn one(part: &str, scale: Scale, folder: &PathBuf, report: &mut Report) {
+fn one(part: &str, scale: Scale, folder: &Path, report: &mut Report) {
     match part {
         "oom" => endings::oom(scale, report),
         "endings" => endings::others(scale, report),
