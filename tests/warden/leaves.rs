@@ -52,7 +52,7 @@ async fn i8_a_leaf_is_emptied_whatever_sessions_its_processes_made() {
 #[tokio::test]
 async fn a_hundred_jobs_at_once_have_a_leaf_each_and_leave_none() {
     let Some(mut world) = World::cgroup() else { return };
-    let jobs: Vec<_> = (0..100).map(|_| world.run(&["exit-after", "0.3"])).collect();
+    let jobs: Vec<_> = (0..100).map(|_| world.run(&["exit-after", "300"])).collect();
     for (key, pipes) in jobs {
         drop(pipes);
         let end = world.end(key).await;
