@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::process::Stdio;
+use std::time::Duration;
 
 use support::world::Lane;
 use support::world::World;
@@ -43,6 +44,20 @@ fn a_result_that_cannot_be_written_is_a_failure_and_a_reader_that_left_is_none()
     drop(reader);
     let output = world.command(&["list"]).stdout(Stdio::from(writer)).output().expect("the program runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_dead_job_is_seen_at_the_end_however_many_ended_well_after_it() {
+    let world = World::new(
+        Lane::Auto,
+        "[kind.bad]\ncommand = [\"false\"]\nmax_attempts = 1\n\n[kind.ok]\ncommand = [\"true\"]\nslots = 8\n",
+    );
+    let id = world.good(&["enqueue", "bad"]);
+    world.good(&["enqueue", "ok", "--count", "210"]);
+    let output = world.start(&["run", "--until-idle", "--fail-on-dead"]).output(Duration::from_secs(60));
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("more ended than are shown") && errors.contains(&format!("inspect {id}")), "{errors}");
 }
 
 #[test]

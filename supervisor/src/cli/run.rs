@@ -32,7 +32,7 @@ use crate::warden::Capabilities;
 use crate::warden::WardenSetup;
 use crate::warden::client;
 
-/// Most jobs in the summary at the end.
+/// Most jobs in the summary at the end, and most dead ones beside them.
 const SUMMARY: u32 = 200;
 
 #[derive(Debug, clap::Args)]
@@ -100,14 +100,24 @@ async fn finish(global: &Global, args: &Args, store: &dyn Store, left: service::
 
 /// The table of what ended since the start; answers whether a job is dead.
 async fn summarize(global: &Global, store: &dyn Store, since: Timestamp) -> Result<bool, Failure> {
-    let filter = Filter { since: Some(since), limit: Some(SUMMARY), ..Filter::default() };
-    let mut jobs = store.list(&filter).await?;
+    let newest = Filter { since: Some(since), limit: Some(SUMMARY), ..Filter::default() };
+    // The dead are asked for by name: among many others they may not be of the newest.
+    let dead = Filter { states: vec![JobState::Dead], ..newest.clone() };
+    let (newest, dead) = (store.list(&newest).await?, store.list(&dead).await?);
+    let cut = [&newest, &dead].iter().any(|jobs| jobs.len() as u64 >= u64::from(SUMMARY));
+    let mut jobs = [newest, dead].concat();
     jobs.retain(|job| job.finished_at.is_some_and(|at| at >= since));
     jobs.sort_by_key(|job| job.id);
+    jobs.dedup_by_key(|job| job.id);
     if global.json {
         jobs.iter().for_each(|job| out::json(&inspect::list_json_line(job)));
     } else {
         out::data(&inspect::summary_table(&jobs));
+    }
+    if cut {
+        out::note(&format!(
+            "more ended than are shown: these are the newest {SUMMARY}, and the newest {SUMMARY} dead ones"
+        ));
     }
     let mut dead = jobs.iter().filter(|job| job.state == JobState::Dead);
     let first = dead.next();

@@ -217,7 +217,9 @@ impl Dispatcher {
             Event::CountsUnknown => self.idle_check_under_way = false,
             Event::Report => {}
             Event::Reloaded(config) => {
-                self.config = config;
+                // What the log promises: [database] and [supervisor] are as at start.
+                let (database, supervisor) = (self.config.database.clone(), self.config.supervisor.clone());
+                self.config = Arc::new(Config { database, supervisor, ..Arc::unwrap_or_clone(config) });
                 self.claim_again = true;
             }
         }
