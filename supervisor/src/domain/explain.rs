@@ -42,7 +42,10 @@ fn failure(cause: Cause, verdict: &Verdict, e: &Evidence) -> String {
         Cause::ExitNonzero => exit_nonzero(verdict, p),
         Cause::ExitWithoutResult => "exited with code 0 but delivered no result".to_owned(),
         Cause::ProtocolError => with_detail("broke the protocol", e.said.violation.as_deref()),
-        Cause::OutputLimit => "stopped by the supervisor: its output went past the limit".to_owned(),
+        Cause::OutputLimit => {
+            let stopped = p.and_then(|p| p.intent.as_ref()).is_none_or(|intent| !intent.signals.is_empty());
+            format!("{}its output went past the limit", if stopped { "stopped by the supervisor: " } else { "" })
+        }
         Cause::OomJobLimit => format!("killed by the kernel's OOM killer at its own limit{}", of_limit(p)),
         Cause::OomDescendant => "the kernel's OOM killer killed another process of the job".to_owned(),
         Cause::OomAtStart => format!(

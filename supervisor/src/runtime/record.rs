@@ -3,11 +3,15 @@
 use jiff::Timestamp;
 
 use crate::config::KindConfig;
+use crate::config::Output;
 use crate::domain::cause::Cause;
 use crate::domain::evidence::Evidence;
 use crate::domain::evidence::ExitMeaning;
 use crate::domain::evidence::ExitStatus;
+use crate::domain::evidence::Intent;
+use crate::domain::evidence::IntentReason;
 use crate::domain::evidence::Loss;
+use crate::domain::evidence::ProcessEvidence;
 use crate::domain::retry::Decision;
 use crate::domain::retry::Next;
 use crate::domain::retry::Policy;
@@ -50,8 +54,11 @@ pub fn conclude(
     said.stderr_tail = tail_text(&stderr, HINT_TAIL);
     let mut evidence = Evidence { said, own_stop, tolerate_oom: kind.tolerate_oom, ..Evidence::default() };
     match end {
-        End::Seen(process) => {
+        End::Seen(mut process) => {
             evidence.said.exit_meaning = exit_meaning(process.exit, kind);
+            if kind.output == Output::Strict && evidence.said.truncated {
+                went_past_the_limit(&mut process, evidence.said.exit_meaning);
+            }
             evidence.process = Some(*process);
         }
         End::WardenLost { pid, exit } => evidence.loss = Some(Loss::Warden { pid, exit }),
@@ -88,6 +95,15 @@ fn exit_meaning(exit: Option<ExitStatus>, kind: &KindConfig) -> Option<ExitMeani
     match exit? {
         ExitStatus::Exited(code) => kind.exit_codes.get(&code).copied(),
         ExitStatus::Signaled(_) => None,
+    }
+}
+
+/// A strict kind's job that was told to stop for its output, and ended well by itself before the word reached it: there was
+/// nothing left to signal, but what it delivered is cut all the same.
+fn went_past_the_limit(process: &mut ProcessEvidence, meaning: Option<ExitMeaning>) {
+    if process.intent.is_none() && matches!(meaning, Some(ExitMeaning::Success | ExitMeaning::Snooze)) {
+        let at_s = process.wall_s.unwrap_or_default();
+        process.intent = Some(Intent { reason: IntentReason::OutputLimit, at_s, signals: Vec::new() });
     }
 }
 
