@@ -4,7 +4,7 @@
 //! caller says what time it is), no terminal (the caller says whether colour is wanted).
 //!
 //! Whatever comes from a job (payload, result, message, trace, output, process names, also its kind) is hostile to a
-//! terminal until proven otherwise: every text leaves through [`printable`], which makes control characters visible.
+//! terminal until proven otherwise: every text leaves through `printable`, which makes control characters visible.
 //! JSON output needs none of that; it keeps what was stored.
 
 mod json;

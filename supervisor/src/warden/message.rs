@@ -13,7 +13,7 @@ pub type Key = u64;
 #[derive(Debug, Clone, PartialEq, SchemaWrite, SchemaRead)]
 pub enum Down {
     /// Start a child. With it come four descriptors: the child's stdin, stdout, stderr, and a sealed memory file that
-    /// holds a [`StartSpec`] as JSON.
+    /// holds a [`StartSpec`](crate::warden::StartSpec) as JSON.
     Start {
         /// Name of the attempt from now on.
         key: Key,
