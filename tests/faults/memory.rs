@@ -62,7 +62,9 @@ fn a1_i1_a_job_that_is_killed_by_its_limit_is_started_as_often_as_allowed_and_ne
             assert_eq!(attempt["memory"]["limit"], json!(64 << 20));
             assert!(attempt["memory"]["peak"].as_u64().is_some_and(|peak| peak > 60 << 20), "{attempt:#}");
         }
-        assert_eq!(world.starts().len(), attempts(&story).len());
+        // One that a stop gave back before its process was made has no start.
+        let made = attempts(&story).iter().filter(|attempt| attempt["pid"].is_number()).count();
+        assert_eq!(world.starts().len(), made, "{story:#}");
     }
 }
 
