@@ -295,11 +295,14 @@ fn leave(session: bool) {
 
 /// A chain of double forks: every generation makes the next one in a session of its own, writes a dot, and ends.
 fn chain(path: &str) {
+    let end = milliseconds() + 20_000;
     if fork() != 0 {
-        std::thread::sleep(Duration::from_millis(100));
+        // Not before the chain is well under way, however slow the machine.
+        while milliseconds() < end && fs::metadata(path).map_or(0, |metadata| metadata.len()) <= 10 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         return;
     }
-    let end = milliseconds() + 20_000;
     let mut file = appender(path);
     while milliseconds() < end {
         own_session();

@@ -39,7 +39,7 @@ async fn i8_a_leaf_is_emptied_whatever_sessions_its_processes_made() {
     let (key, _pipes) = world.run(&["chain", file.to_str().unwrap()]);
     world.end(key).await;
     let generations = length(&file);
-    assert!(generations > 3, "only {generations} generations");
+    assert!(generations > 10, "only {generations} generations");
     let (key, mut pipes) = world.run(&["leave-session"]);
     let end = world.end(key).await;
     let [left] = end.leftovers.as_slice() else { panic!("{:?}", end.leftovers) };
