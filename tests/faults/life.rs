@@ -383,3 +383,14 @@ fn i9_a_warden_that_does_not_answer_cannot_hold_up_a_stop() {
     world.until_idle();
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
+
+#[test]
+fn i7_a_reader_of_the_log_that_goes_away_ends_nothing() {
+    let world = World::new(Lane::Auto, KIND);
+    let id = world.enqueue("fault", &fault("exit-after", &["500"]));
+    let (reader, writer) = nix::unistd::pipe().expect("a pipe");
+    drop(reader);
+    let gone = world.command(&["run", "--until-idle"]).stderr(writer).output().expect("the program runs");
+    assert!(gone.status.success(), "{}", gone.status);
+    assert_eq!(world.state(id), "succeeded");
+}

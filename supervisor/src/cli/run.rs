@@ -24,6 +24,7 @@ use crate::kernel::process;
 use crate::runtime::event::ExitReason;
 use crate::runtime::service;
 use crate::runtime::service::Prepared;
+use crate::runtime::service::ServiceError;
 use crate::store::Filter;
 use crate::store::Store;
 use crate::store::sqlite::OpenMode;
@@ -69,16 +70,38 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
         .map_err(|error| Failure::usage(format!("cannot create `{}`: {error}", setup.state_dir.display())))?;
     // The last moment without threads: the warden is forked here.
     let launched = client::launch(&setup, &[lock.as_fd()]).map_err(|error| Failure::failed(&error))?;
+    telemetry::detach().map_err(|error| Failure::failed(&error))?;
+    die_of_panics();
     announce(&launched.capabilities, budget);
     process::set_not_dumpable().map_err(|error| Failure::failed(&error))?;
     let prepared = Prepared { config: Arc::clone(&config), launched, setup, lock, budget, until_idle: args.until_idle };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|error| Failure::failed(&error))?;
-    runtime.block_on(async {
+    let done = runtime.block_on(async {
         let store = place.open(OpenMode::Create).await?;
-        let left = service::run(prepared, Arc::clone(&store)).await.map_err(|error| Failure::failed(&error))?;
+        let left = service::run(prepared, Arc::clone(&store)).await.map_err(could_not_begin)?;
+        telemetry::flush();
         finish(global, args, store.as_ref(), left).await
-    })
+    });
+    telemetry::flush();
+    done
+}
+
+/// A task that panics would leave a supervisor that claims or records nothing and looks alive. It dies instead: the warden
+/// ends the children and writes down what it saw, and the next start records that.
+fn die_of_panics() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        tell(info);
+        std::process::abort();
+    }));
+}
+
+fn could_not_begin(error: ServiceError) -> Failure {
+    match error {
+        ServiceError::Store(error) => error.into(),
+        ServiceError::Warden(_) | ServiceError::Signals(_) | ServiceError::Boot(_) => Failure::failed(&error),
+    }
 }
 
 async fn finish(global: &Global, args: &Args, store: &dyn Store, left: service::Left) -> Result<ExitCode, Failure> {
