@@ -63,6 +63,8 @@ pub(super) async fn open(path: &Path, mode: OpenMode, migrate: bool) -> Result<S
     let readers = SqlitePoolOptions::new()
         .max_connections(READERS)
         .acquire_timeout(BUSY)
+        // A file does not hang up; the question would cost as much as the reads themselves.
+        .test_before_acquire(false)
         .connect_lazy_with(options.clone().read_only(true).create_if_missing(false));
     Ok(SqliteStore {
         path: Arc::from(path.as_path()),

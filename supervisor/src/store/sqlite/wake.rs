@@ -25,6 +25,9 @@ use super::{SqliteStore, beside};
 /// Milliseconds between the looks that follow a ring; a commit takes one fsync, which on a busy disk is long.
 const LOOKS_MS: [u64; 7] = [2, 3, 5, 15, 50, 150, 400];
 
+/// Rest of the listening thread after a ring, in milliseconds: one commit touches the WAL a dozen times.
+const QUIET: u8 = 2;
+
 /// What was seen so far, and the thread that listens: started by the first who waits, since most commands never do.
 #[derive(Debug)]
 pub(super) struct Wake {
@@ -82,6 +85,9 @@ impl Listener {
                     if touched.iter().any(|event| event.name.as_ref().is_none_or(|name| names.contains(name))) {
                         ring.send_replace(());
                     }
+                    if is_over_after(&until, QUIET) {
+                        return;
+                    }
                 }
             })
             .map_err(|_| "no thread can be started")?;
@@ -99,6 +105,12 @@ fn wait(inotify: &Inotify, stop: &EventFd) -> bool {
             Err(_) => return false,
         }
     }
+}
+
+/// Rests; true: it was told to end meanwhile.
+fn is_over_after(stop: &EventFd, milliseconds: u8) -> bool {
+    let mut fds = [PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
+    matches!(poll(&mut fds, PollTimeout::from(milliseconds)), Ok(1..))
 }
 
 /// Number that moves when another connection has committed.
