@@ -13,5 +13,6 @@ pub mod reap;
 pub mod signals;
 pub mod socket;
 pub mod spawn;
+mod text;
 
 pub use error::KernelError;

@@ -9,6 +9,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use crate::kernel::text;
+
 /// Set in the flags of a process that has not called `exec` since it was forked; the process cannot set it back.
 const PF_FORKNOEXEC: u64 = 0x40;
 
@@ -94,7 +96,7 @@ impl Proc {
     /// One process; `None`: not there.
     #[must_use]
     pub fn stat(&self, pid: i32) -> Option<Stat> {
-        let bytes = fs::read(self.of(pid, "stat")).ok()?;
+        let bytes = text::bytes(&self.of(pid, "stat")).ok()?;
         Stat::parse(&String::from_utf8_lossy(&bytes))
     }
 
@@ -114,7 +116,7 @@ impl Proc {
     /// The largest resident size that a living process ever had, in bytes; `None` for a zombie.
     #[must_use]
     pub fn high_water(&self, pid: i32) -> Option<u64> {
-        let status = fs::read(self.of(pid, "status")).ok()?;
+        let status = text::bytes(&self.of(pid, "status")).ok()?;
         let status = String::from_utf8_lossy(&status);
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
         line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -123,27 +125,27 @@ impl Proc {
     /// The kernel function in which a process waits; `None`: it runs, or we may not know.
     #[must_use]
     pub fn wait_channel(&self, pid: i32) -> Option<String> {
-        let name = fs::read_to_string(self.of(pid, "wchan")).ok()?;
+        let name = text::text(&self.of(pid, "wchan")).ok()?;
         (!name.is_empty() && name != "0").then_some(name)
     }
 
     /// The number given to the newest process of this pid namespace.
     #[must_use]
     pub fn last_pid(&self) -> Option<i32> {
-        fs::read_to_string(self.root.join("loadavg")).ok()?.split_ascii_whitespace().last()?.parse().ok()
+        text::text(&self.root.join("loadavg")).ok()?.split_ascii_whitespace().last()?.parse().ok()
     }
 
     /// The host's count of OOM kills since boot.
     #[must_use]
     pub fn oom_kills(&self) -> Option<u64> {
-        let stats = fs::read_to_string(self.root.join("vmstat")).ok()?;
+        let stats = text::text(&self.root.join("vmstat")).ok()?;
         stats.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
     }
 
     /// The id of this boot of the host.
     #[must_use]
     pub fn boot_id(&self) -> Option<String> {
-        let id = fs::read_to_string(self.root.join("sys/kernel/random/boot_id")).ok()?;
+        let id = text::text(&self.root.join("sys/kernel/random/boot_id")).ok()?;
         Some(id.trim().to_owned())
     }
 

@@ -28,6 +28,7 @@ use nix::sys::socket::ControlMessageOwned;
 use nix::sys::socket::MsgFlags;
 use nix::sys::socket::SockFlag;
 use nix::sys::socket::SockType;
+use nix::sys::socket::recv;
 use nix::sys::socket::recvmsg;
 use nix::sys::socket::sendmsg;
 use nix::sys::socket::socketpair;
@@ -80,7 +81,10 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]
 /// # Errors
 /// `WouldBlock`: nothing is there yet; `InvalidData`: the frame was longer than allowed.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Received>> {
-    let mut bytes = vec![0_u8; MAX_FRAME];
+    // Most looks find nothing and most frames are small: no room is made before it is known how much.
+    let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
+    let length = recv(socket.as_raw_fd(), &mut [], look)?;
+    let mut bytes = vec![0_u8; length.min(MAX_FRAME)];
     let mut control = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
     let mut slices = [IoSliceMut::new(&mut bytes)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;

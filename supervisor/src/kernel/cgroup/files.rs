@@ -22,6 +22,7 @@ use nix::unistd::sysconf;
 
 use super::parse;
 use crate::kernel::KernelError;
+use crate::kernel::text;
 
 /// Most sub-groups of one leaf that one call looks at; what lies beyond is found by the next call.
 const MAX_SUBGROUPS: usize = 4096;
@@ -32,12 +33,12 @@ fn failed(verb: &'static str, path: &Path, data: Option<&str>, source: io::Error
 
 /// Reads a whole file.
 pub(super) fn read(path: &Path) -> Result<String, KernelError> {
-    fs::read_to_string(path).map_err(|source| failed("read", path, None, source))
+    text::text(path).map_err(|source| failed("read", path, None, source))
 }
 
 /// Reads a file that may be missing or unreadable.
 pub(super) fn read_optional(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok()
+    text::text(path).ok()
 }
 
 /// Writes `data` to an existing file, in one call.
