@@ -281,6 +281,32 @@ fn a_service_manager_is_told_that_it_takes_jobs_that_it_lives_and_that_it_stops(
 }
 
 #[test]
+fn i10_an_outcome_that_the_database_refuses_holds_up_no_other_and_is_recorded_when_it_can_be() {
+    let world = World::new(Lane::Auto, KIND);
+    let refused = world.enqueue("fault", &fault("exit", &["0"]));
+    let sql = |statement: &str| {
+        let script = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute(sys.argv[2]); c.commit()";
+        let database = world.path("jobs.db").display().to_string();
+        let done = std::process::Command::new("python3").args(["-c", script, &database, statement]).status();
+        assert!(done.expect("python3").success(), "{statement}");
+    };
+    sql(&format!(
+        "CREATE TRIGGER no BEFORE UPDATE ON jobs WHEN old.id = {refused} AND old.state = 'running' \
+         BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
+    ));
+    let supervisor = world.supervisor();
+    until_started(&world, refused, 1);
+    let other = world.enqueue("fault", &fault("exit", &["0"]));
+    world.until_state(other, &["succeeded"], SOON);
+    assert_eq!(world.state(refused), "running");
+    assert!(supervisor.log().contains("refused by the test"), "{}", supervisor.log());
+    sql("DROP TRIGGER no");
+    world.until_state(refused, &["succeeded"], SOON);
+    assert!(supervisor.stop(SOON).success());
+    assert_eq!(world.starts().iter().filter(|start| start.job == refused).count(), 1);
+}
+
+#[test]
 fn a_watched_job_is_told_at_every_change_until_it_has_ended() {
     let world = World::new(Lane::Auto, KIND);
     let id = world.enqueue("fault", &fault("exit-after", &["300"]));

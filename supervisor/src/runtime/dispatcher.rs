@@ -12,6 +12,9 @@
 //!   store does not take no longer hold up the stop (the writer has its last 10 s);
 //! - 15 s after the last of them should have been killed the warden, which has not said so, is killed: a stop ends.
 
+mod breaker;
+mod idle;
+
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,13 +25,15 @@ use jiff::Timestamp;
 
 use crate::config::Config;
 use crate::config::KindConfig;
+use crate::domain::cause::Cause;
 use crate::domain::evidence::Stage;
 use crate::domain::ids::AttemptNo;
 use crate::domain::ids::Fence;
 use crate::domain::ids::JobId;
 use crate::domain::ids::Term;
-use crate::domain::job::JobState;
 use crate::domain::units::Bytes;
+use crate::domain::verdict::Ending;
+use crate::runtime::dispatcher::breaker::Breakers;
 use crate::runtime::event::Action;
 use crate::runtime::event::End;
 use crate::runtime::event::Event;
@@ -41,14 +46,8 @@ use crate::store::CancelRequest;
 use crate::store::ClaimKind;
 use crate::store::ClaimRequest;
 use crate::store::Claimed;
-use crate::store::Count;
 use crate::warden::message::Key;
 use crate::warden::message::StopReason;
-
-/// The pause of a kind whose child cannot start doubles with each failure up to this one: 1 s to 32 s.
-const BREAKER_DOUBLINGS: u32 = 6;
-/// After so many failed starts in a row, `--until-idle` no longer waits for a kind.
-const BREAKER_GIVE_UP: u32 = 3;
 
 /// How long the end of a child that was asked to stop by a stranger waits to be judged: a stop signal that goes to a
 /// whole unit reaches the child and us in any order, and the child's end must not be judged before ours is known.
@@ -79,12 +78,6 @@ struct Attempt {
     pid: Option<i32>,
 }
 
-#[derive(Debug, Default, Clone, Copy)]
-struct Breaker {
-    failures: u32,
-    closed_until: Option<Instant>,
-}
-
 /// How far a stop has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
@@ -104,7 +97,9 @@ pub struct Dispatcher {
     undecided: Vec<(Instant, Over)>,
     /// Outcomes on their way to the store.
     unrecorded: BTreeMap<Key, Fence>,
-    breakers: BTreeMap<String, Breaker>,
+    breakers: Breakers,
+    /// Attempts whose processes cannot be killed: recorded as ended, but they hold their slots and memory for good.
+    retired: Vec<Claimed>,
     next_key: Key,
     next_seq: u64,
     claim_under_way: Option<u64>,
@@ -131,7 +126,8 @@ impl Dispatcher {
             attempts: BTreeMap::new(),
             undecided: Vec::new(),
             unrecorded: BTreeMap::new(),
-            breakers: BTreeMap::new(),
+            breakers: Breakers::default(),
+            retired: Vec::new(),
             next_key: 1,
             next_seq: 1,
             claim_under_way: None,
@@ -150,7 +146,7 @@ impl Dispatcher {
     /// The next time at which [`Event::Deadline`] is due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let breakers = self.breakers.values().filter_map(|breaker| breaker.closed_until);
+        let breakers = self.breakers.next_trial().into_iter();
         let drain = if self.phase == Phase::Draining { self.drain_until } else { None };
         let undecided = self.undecided.iter().map(|(until, _)| *until);
         breakers.chain(drain).chain(self.last_word).chain(undecided).min()
@@ -263,7 +259,8 @@ impl Dispatcher {
     }
 
     fn reserved(&self) -> Bytes {
-        Bytes(self.attempts.values().map(|attempt| attempt.claimed.memory.0).sum())
+        let running = self.attempts.values().map(|attempt| &attempt.claimed);
+        Bytes(running.chain(&self.retired).map(|claimed| claimed.memory.0).sum())
     }
 
     fn running_of(&self, kind: &str) -> u32 {
@@ -271,12 +268,13 @@ impl Dispatcher {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
+    fn retired_of(&self, kind: &str) -> u32 {
+        let count = self.retired.iter().filter(|claimed| claimed.kind == kind).count();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
     fn free_slots(&self, kind: &str, slots: u32, now: Instant) -> u32 {
-        let slots = match self.breakers.get(kind) {
-            Some(breaker) if breaker.closed_until.is_some_and(|until| now < until) => 0,
-            Some(breaker) if breaker.failures > 0 => 1,
-            Some(_) | None => slots,
-        };
+        let slots = self.breakers.usable(kind, slots.saturating_sub(self.retired_of(kind)), now);
         slots.saturating_sub(self.running_of(kind))
     }
 
@@ -343,7 +341,7 @@ impl Dispatcher {
     fn started(&mut self, key: Key, pid: i32) {
         if let Some(attempt) = self.attempts.get_mut(&key) {
             attempt.pid = Some(pid);
-            if self.breakers.remove(&attempt.claimed.kind).is_some() {
+            if self.breakers.started(&attempt.claimed.kind) {
                 self.claim_again = true;
             }
         }
@@ -357,18 +355,15 @@ impl Dispatcher {
         let ran = matches!(&over.end, End::Seen(process) if process.stage == Stage::AfterExec);
         let finish = record::conclude(over, &attempt.claimed, kind, self.own_stop, &self.identity.observer);
         if finish.decision.breaker {
-            let breaker = self.breakers.entry(kind.name.clone()).or_default();
-            // Those that were started beside the first that failed say nothing new.
-            if breaker.closed_until.is_none_or(|until| now >= until) {
-                breaker.failures = breaker.failures.saturating_add(1);
-                let pause = Duration::from_secs(1 << breaker.failures.min(BREAKER_DOUBLINGS).saturating_sub(1));
-                breaker.closed_until = Some(now + pause);
-            }
+            self.breakers.failed(&kind.name, now);
         } else if ran {
             // A short one may end without having been announced.
-            self.breakers.remove(&kind.name);
+            self.breakers.started(&kind.name);
         }
         self.unrecorded.insert(key, attempt.claimed.fence);
+        if finish.verdict.as_ref().is_some_and(|verdict| verdict.ending == Ending::Failed(Cause::Unkillable)) {
+            self.retired.push(attempt.claimed);
+        }
         actions.push(Action::Record { key, finish: Box::new(finish) });
     }
 
@@ -461,84 +456,7 @@ impl Dispatcher {
                 actions.push(Action::KillWarden);
             }
         }
-        for breaker in
-            self.breakers.values_mut().filter(|breaker| breaker.closed_until.is_some_and(|until| now >= until))
-        {
-            breaker.closed_until = None;
-            self.claim_again = true;
-        }
-    }
-
-    fn counts(&mut self, counts: &[Count], now: Instant, actions: &mut Vec<Action>) {
-        self.idle_check_under_way = false;
-        let quiet = self.attempts.is_empty() && self.unrecorded.is_empty() && self.claim_under_way.is_none();
-        if !quiet || self.phase > Phase::Working {
-            return;
-        }
-        let mut stuck = Vec::new();
-        let mut waiting = Vec::new();
-        let mut later = false;
-        for count in counts.iter().filter(|count| count.jobs > 0 && !count.state.is_final()) {
-            match self.hopeless(count) {
-                Some(why) => stuck.push(why),
-                None if count.state == JobState::Waiting => waiting.push(count),
-                None if waits_for(count) => {
-                    // Still to be done; a claim right away only where one can succeed, else the next poll looks again.
-                    let claimable = count.state == JobState::Queued
-                        && self
-                            .config
-                            .kinds
-                            .get(&count.kind)
-                            .is_some_and(|kind| self.free_slots(&kind.name, kind.slots, now) > 0);
-                    self.claim_again |= claimable;
-                    return;
-                }
-                None => later = true,
-            }
-        }
-        // What waits goes on when another job succeeds: one that is due later still can, one that is stuck never will.
-        if later && !waiting.is_empty() {
-            return;
-        }
-        let behind = |count: &&Count| format!("{} job(s) of kind `{}` that wait for others", count.jobs, count.kind);
-        stuck.extend(waiting.iter().map(behind));
-        actions.push(Action::Exit(ExitReason::Idle { stuck }));
-    }
-
-    /// Why nobody living can run these jobs; `None`: somebody can, or nobody needs to.
-    fn hopeless(&self, count: &Count) -> Option<String> {
-        if count.state != JobState::Queued && !(count.state == JobState::Scheduled && count.attempted > 0) {
-            return None;
-        }
-        let jobs = count.jobs;
-        let Some(kind) = self.config.kinds.get(&count.kind) else {
-            return Some(format!(
-                "{jobs} job(s) of kind `{}`, which {} does not know",
-                count.kind,
-                self.config.path.display()
-            ));
-        };
-        if let Some(breaker) = self.breakers.get(&kind.name)
-            && breaker.failures >= BREAKER_GIVE_UP
-        {
-            return Some(format!("{jobs} job(s) of kind `{}`, whose child cannot be started", count.kind));
-        }
-        let smallest = count.smallest.unwrap_or(kind.memory);
-        (smallest > self.identity.budget).then(|| {
-            format!(
-                "{jobs} job(s) of kind `{}` that need {smallest}; the memory budget is {}",
-                count.kind, self.identity.budget
-            )
-        })
-    }
-}
-
-/// Whether `--until-idle` waits for these jobs: all but those that were scheduled for later and never tried.
-fn waits_for(count: &Count) -> bool {
-    match count.state {
-        JobState::Queued | JobState::Running | JobState::Waiting => true,
-        JobState::Scheduled => count.attempted > 0,
-        JobState::Succeeded | JobState::Cancelled | JobState::Dead => false,
+        self.claim_again |= self.breakers.allow_trials(now);
     }
 }
 

@@ -222,7 +222,12 @@ impl Drive {
         };
         let (end_sender, end) = oneshot::channel();
         if let Err(error) = warden.start(key, &spec, stdio) {
-            return self.over(key, could_not_start("warden", &error), ChildOutput::default());
+            let end = match error {
+                // Its loss is about to be told; nothing is wrong with the kind.
+                WardenError::Gone => End::WardenLost { pid: 0, exit: None },
+                error => could_not_start("warden", &error),
+            };
+            return self.over(key, end, ChildOutput::default());
         }
         self.ends.insert(key, end_sender);
         tracing::info!(job = %claimed.fence.job, attempt = %claimed.fence.attempt, kind = %kind.name, memory = %claimed.memory, "starting");

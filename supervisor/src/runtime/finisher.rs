@@ -1,7 +1,8 @@
 //! The finish writer: takes every outcome that is waiting when it is free and records them in one batch.
 //!
 //! It holds what it could not record (the database away, full, locked) and tries again with growing pauses, for as long as the
-//! supervisor lives: an outcome is never dropped (invariant I10). The same outcome may be sent twice, which the
+//! supervisor lives: an outcome is never dropped (invariant I10). One that the database refuses in every form is set aside and
+//! sent again every 5 s, so that it holds up nobody. The same outcome may be sent twice, which the
 //! store recognises (I2).
 
 use std::sync::Arc;
@@ -10,11 +11,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc;
 
+use crate::domain::report::chain;
 use crate::domain::retry::Next;
 use crate::runtime::event::Event;
 use crate::store::Finish;
 use crate::store::Finished;
 use crate::store::Store;
+use crate::store::StoreError;
 use crate::warden::message::Key;
 
 /// Most outcomes in one batch: bounds the transaction, not the rate.
@@ -32,36 +35,73 @@ pub async fn write(
     put_back: Arc<Notify>,
 ) {
     let mut batch = Vec::new();
-    while outcomes.recv_many(&mut batch, BATCH).await > 0 {
-        let (keys, finishes): (Vec<Key>, Vec<Finish>) = batch.drain(..).unzip();
-        let results = record(store.as_ref(), &finishes).await;
-        for ((key, finish), finished) in keys.into_iter().zip(&finishes).zip(results) {
-            tell(finish, finished);
+    let mut refused = Vec::new();
+    loop {
+        let taken = tokio::select! {
+            taken = outcomes.recv_many(&mut batch, BATCH) => taken,
+            () = tokio::time::sleep(LONGEST_PAUSE), if !refused.is_empty() => {
+                batch.append(&mut refused);
+                batch.len()
+            }
+        };
+        if taken == 0 {
+            if !refused.is_empty() {
+                tracing::error!(
+                    outcomes = refused.len(),
+                    "the database refused these to the end; the next start will find their attempts open"
+                );
+            }
+            return;
+        }
+        for (key, finish, finished) in record(store.as_ref(), std::mem::take(&mut batch)).await {
+            let Some(finished) = finished else {
+                refused.push((key, finish));
+                continue;
+            };
+            tell(&finish, finished);
             // Nobody listens any more when the supervisor leaves; what is waiting is recorded all the same.
             events.send(Event::Recorded { key, finished }).ok();
-        }
-        if finishes.iter().any(|finish| matches!(finish.decision.next, Next::PutBack(_))) {
-            put_back.notify_one();
+            if matches!(finish.decision.next, Next::PutBack(_)) {
+                put_back.notify_one();
+            }
         }
     }
 }
 
-async fn record(store: &dyn Store, finishes: &[Finish]) -> Vec<Finished> {
+/// Records a batch; `None` beside an outcome that the database, though it answers, does not take in any form.
+async fn record(store: &dyn Store, batch: Vec<(Key, Finish)>) -> Vec<(Key, Finish, Option<Finished>)> {
+    let (keys, finishes): (Vec<Key>, Vec<Finish>) = batch.into_iter().unzip();
+    let results: Vec<Option<Finished>> = match send(store, &finishes).await {
+        Ok(results) => results.into_iter().map(Some).collect(),
+        Err(_) if finishes.len() > 1 => {
+            // Each alone, so that one does not hold up the others.
+            let mut results = Vec::with_capacity(finishes.len());
+            for finish in &finishes {
+                results
+                    .push(send(store, std::slice::from_ref(finish)).await.ok().and_then(|one| one.into_iter().next()));
+            }
+            results
+        }
+        Err(_) => vec![None],
+    };
+    keys.into_iter().zip(finishes).zip(results).map(|((key, finish), result)| (key, finish, result)).collect()
+}
+
+/// Sends a batch for as long as the database does not answer.
+async fn send(store: &dyn Store, finishes: &[Finish]) -> Result<Vec<Finished>, StoreError> {
     let mut pause = FIRST_PAUSE;
     loop {
-        match store.finish(finishes).await {
-            Ok(results) => return results,
-            Err(error) => {
-                tracing::error!(
-                    error = %crate::domain::report::chain(&error),
-                    outcomes = finishes.len(),
-                    retry_in = ?pause,
-                    "cannot record outcomes; they are held"
-                );
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
+        let error = match store.finish(finishes).await {
+            Ok(results) => return Ok(results),
+            Err(error) => error,
+        };
+        let away = error.is_unavailable();
+        tracing::error!(error = %chain(&error), outcomes = finishes.len(), away, "cannot record outcomes; they are held");
+        if !away {
+            return Err(error);
         }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

@@ -14,13 +14,16 @@ use crate::domain::cause::Cause;
 use crate::domain::clock;
 use crate::domain::evidence::ExitMeaning;
 use crate::domain::evidence::ExitStatus;
+use crate::domain::evidence::Leftover;
 use crate::domain::evidence::ProcessEvidence;
 use crate::domain::evidence::StartFailure;
 use crate::domain::job::Budget;
+use crate::domain::job::JobState;
 use crate::domain::retry::Backoff;
 use crate::domain::retry::Next;
 use crate::domain::retry::OnOom;
 use crate::runtime::event::ChildOutput;
+use crate::store::Count;
 use crate::store::Finish;
 use crate::store::Finished;
 
@@ -361,7 +364,7 @@ fn starts_that_fail_side_by_side_are_one_failure_and_a_child_too_short_to_be_ann
     for key in bench.claim(&[(1, "a"), (2, "a"), (3, "a"), (4, "a")]) {
         bench.ends(key, not_found());
     }
-    assert_eq!(bench.dispatcher.breakers["a"].failures, 1);
+    assert_eq!(bench.dispatcher.breakers.failures("a"), 1);
     bench.now += Duration::from_secs(1);
     let seq = claim_of(&bench.handle(Event::Deadline)).expect("a trial").seq;
     let job = bench.job(5, "a");
@@ -369,6 +372,31 @@ fn starts_that_fail_side_by_side_are_one_failure_and_a_child_too_short_to_be_ann
     let key = actions.iter().find_map(|action| if let Action::Start { key, .. } = action { Some(*key) } else { None });
     bench.ends(key.expect("a start"), exited(0));
     assert_eq!(bench.dispatcher.free_slots("a", 4, bench.now), 4);
+}
+
+#[test]
+fn i8_an_attempt_that_cannot_be_killed_is_recorded_and_keeps_its_slot_and_its_memory() {
+    let stuck = Leftover { pid: 7, comm: "stuck".to_owned(), stuck_in: Some("D".to_owned()) };
+    let mut bench = Bench::new(&[kind("a", 2)], Bytes::mib(200), true);
+    let keys = bench.claim(&[(1, "a")]);
+    let actions = bench.ends(keys[0], ProcessEvidence { unkillable: vec![stuck], ..exited(0) });
+    assert_eq!(
+        recorded(&actions)[0].1.verdict.as_ref().map(|verdict| verdict.ending.cause()),
+        Some(Some(Cause::Unkillable))
+    );
+    let request = claim_of(&actions).expect("the other slot is free").clone();
+    assert_eq!((request.kinds[0].free, request.free_memory), (1, Bytes::mib(136)));
+
+    let mut bench = Bench::new(&[kind("a", 1)], Bytes::mib(200), true);
+    let keys = bench.claim(&[(1, "a")]);
+    let stuck = Leftover { pid: 7, comm: "stuck".to_owned(), stuck_in: Some("D".to_owned()) };
+    let actions = bench.ends(keys[0], ProcessEvidence { unkillable: vec![stuck], ..exited(0) });
+    assert!(claim_of(&actions).is_none(), "no slot is left");
+    bench.handle(Event::Recorded { key: keys[0], finished: Finished::Recorded(JobState::Dead) });
+    assert!(bench.handle(Event::Wake).iter().any(|action| matches!(action, Action::CheckIdle)));
+    let queued = Count { kind: "a".to_owned(), state: JobState::Queued, attempted: 0, jobs: 1, smallest: None };
+    let actions = bench.handle(Event::Counts(vec![queued]));
+    assert!(matches!(exit_of(&actions), Some(ExitReason::Idle { stuck }) if stuck.len() == 1), "{actions:?}");
 }
 
 #[test]
