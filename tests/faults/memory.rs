@@ -130,6 +130,31 @@ fn b3_the_oom_kill_of_a_helper_is_no_success_although_the_main_process_exits_0()
 }
 
 #[test]
+fn i1_i3_a_kill_at_the_limit_of_a_group_above_is_told_so_and_costs_an_interruption_first() {
+    if !has_cgroup("ancestor") {
+        return;
+    }
+    let toml = KIND
+        .replace("memory = \"64MiB\"", "memory = \"300MiB\"")
+        .replace("max_attempts = 3", "max_attempts = 1\nmax_interruptions = 1");
+    let world = World::new(Lane::Auto, &toml).within(96 << 20);
+    let id = world.enqueue("fault", &fault("hog", &["1"]));
+    world.until_idle();
+    assert_eq!((world.state(id).as_str(), world.causes(id)), ("dead", vec!["oom_ancestor_limit".to_owned(); 2]));
+    let story = world.inspect(id);
+    assert_eq!((&story["charged"], &story["interruptions"]), (&json!(1), &json!(1)));
+    for attempt in attempts(&story) {
+        let guilty = attempt["evidence"]["process"]["ancestors"]
+            .as_array()
+            .expect("groups above")
+            .iter()
+            .find(|group| group["oom_after"].as_u64() > group["oom_before"].as_u64());
+        assert!(guilty.is_some_and(|group| text(&group["path"]).contains("jvtest")), "{attempt:#}");
+        assert!(attempt["memory"]["peak"].as_u64().is_some_and(|peak| peak < 300 << 20), "{attempt:#}");
+    }
+}
+
+#[test]
 fn b4_every_oom_at_first_touch_is_told_and_no_clean_exit_is() {
     if !has_cgroup("b4") {
         return;

@@ -106,6 +106,8 @@ pub struct World {
     folder: tempfile::TempDir,
     lane: Lane,
     groups: Mutex<Vec<PathBuf>>,
+    /// The memory limit of the group that each supervisor is started in.
+    outer: Option<u64>,
 }
 
 impl World {
@@ -117,7 +119,7 @@ impl World {
     #[must_use]
     pub fn new(lane: Lane, toml: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("jobvisor-test-").tempdir().expect("a folder");
-        let world = Self { folder, lane, groups: Mutex::default() };
+        let world = Self { folder, lane, groups: Mutex::default(), outer: None };
         world.write_config(toml);
         world
     }
@@ -130,19 +132,31 @@ impl World {
     pub fn of_example(name: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("jobvisor-test-").tempdir().expect("a folder");
         copy_folder(&crate::checkout().join("examples").join(name), folder.path());
-        Self { folder, lane: Lane::Auto, groups: Mutex::default() }
+        Self { folder, lane: Lane::Auto, groups: Mutex::default(), outer: None }
+    }
+
+    /// The same world, whose supervisors live in a group of this memory limit, in bytes.
+    #[must_use]
+    pub const fn within(mut self, limit: u64) -> Self {
+        self.outer = Some(limit);
+        self
     }
 
     /// On cgroup v2 a supervisor needs a group that holds nobody else: each start has a fresh one, because one that was
-    /// used has controllers enabled for its children and can be entered no more.
+    /// used has controllers enabled for its children and can be entered no more. On v1 only a limit asks for one.
     fn fresh_group(&self) -> Option<PathBuf> {
-        if self.lane == Lane::Watchdog || !nix::unistd::geteuid().is_root() || !cgroup_v2_root() {
+        let v2 = cgroup_v2_root();
+        if self.lane == Lane::Watchdog || !nix::unistd::geteuid().is_root() || !(v2 || self.outer.is_some()) {
             return None;
         }
         let name = format!("jvtest-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let group = Path::new("/sys/fs/cgroup").join(name);
+        let group = if v2 { PathBuf::from("/sys/fs/cgroup") } else { own_memory_group()? }.join(name);
         // Where it is read-only, as in most containers, there is nothing to enter.
         fs::create_dir(&group).ok()?;
+        if let Some(limit) = self.outer {
+            let file = if v2 { "memory.max" } else { "memory.limit_in_bytes" };
+            fs::write(group.join(file), limit.to_string()).expect("a limit");
+        }
         self.groups.lock().expect("a list").push(group.clone());
         Some(group)
     }
@@ -343,6 +357,13 @@ fn copy_folder(from: &Path, to: &Path) {
             copy_folder(&source, &to.join(&*name));
         }
     }
+}
+
+/// Our own group in the v1 memory tree.
+fn own_memory_group() -> Option<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.split_once(":memory:"))?.1;
+    Some(Path::new("/sys/fs/cgroup/memory").join(own.trim_start_matches('/')))
 }
 
 fn remove_group(group: &Path) {

@@ -222,11 +222,9 @@ impl Drive {
         };
         let (end_sender, end) = oneshot::channel();
         if let Err(error) = warden.start(key, &spec, stdio) {
-            let end = match error {
-                // Its loss is about to be told; nothing is wrong with the kind.
-                WardenError::Gone => End::WardenLost { pid: 0, exit: None },
-                error => could_not_start("warden", &error),
-            };
+            // Where it is gone, its loss is about to be told, and nothing is wrong with the kind.
+            let gone = matches!(error, WardenError::Gone);
+            let end = if gone { End::WardenLost { pid: 0, exit: None } } else { could_not_start("warden", &error) };
             return self.over(key, end, ChildOutput::default());
         }
         self.ends.insert(key, end_sender);
