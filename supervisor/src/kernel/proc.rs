@@ -104,7 +104,11 @@ impl Proc {
     #[must_use]
     pub fn scan(&self) -> Vec<Stat> {
         let Ok(entries) = fs::read_dir(&self.root) else { return Vec::new() };
-        entries.flatten().filter_map(|entry| self.stat(entry.file_name().to_str()?.parse().ok()?)).collect()
+        let mut pids: Vec<i32> =
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        // The listing is of one moment, and the newest are the soonest gone: they are read first.
+        pids.reverse();
+        pids.into_iter().filter_map(|pid| self.stat(pid)).collect()
     }
 
     /// A reader of one process's resident size that keeps its file open; `None`: not there.

@@ -6,10 +6,10 @@
 //! alive at its birth, or, when there were several, is killed as soon as all of those have ended.
 //!
 //! Killing is scan, signal at sight, and *chase*: after a scan the newest pids are looked at directly, because a chain of
-//! forks makes a generation in 0.15 ms and a scan takes 1 to 3 ms. A tree is gone when a scan finds nobody and no process
-//! was made meanwhile, or after 12 quiet scans on a busy host. Every signal goes through a pidfd whose start time was
-//! checked. Limit, documented: a job that makes sessions and forks at full speed while other jobs run cannot be
-//! attributed generation by generation; cgroups can.
+//! forks makes a generation in 0.15 ms and a scan takes 1 to 3 ms. A tree is gone when two scans find nobody and no process
+//! was made meanwhile, or on a busy host after 12 scans and chases in a row that found nobody. Every signal goes through a
+//! pidfd whose start time was checked. Limit, documented: a job that makes sessions and forks at full speed while other
+//! jobs run cannot be attributed generation by generation; cgroups can.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -112,6 +112,8 @@ pub(super) struct Forest {
     looked: Option<(Instant, Duration)>,
     /// The newest pid before the last look began.
     newest: Option<i32>,
+    /// The look before it began with the same one.
+    calm: bool,
 }
 
 impl Forest {
@@ -126,6 +128,7 @@ impl Forest {
             told: 0,
             looked: None,
             newest: None,
+            calm: false,
         }
     }
 
@@ -187,7 +190,9 @@ impl Forest {
     /// Scans all processes and learns who belongs where; kills orphans that nobody living can have left.
     pub(super) fn look(&mut self) {
         let begun = clock::monotonic();
-        self.newest = self.proc.last_pid();
+        let newest = self.proc.last_pid();
+        self.calm = newest.is_some() && newest == self.newest;
+        self.newest = newest;
         let mut census = self.proc.scan();
         census.sort_unstable_by_key(|stat| (stat.start, stat.pid));
         let starts: HashMap<i32, u64> = census.iter().map(|stat| (stat.pid, stat.start)).collect();
@@ -254,13 +259,13 @@ impl Forest {
         for _ in 0..SCANS {
             self.look();
             let still = self.nobody_new();
+            self.strike(key);
+            // Where processes are made meanwhile, one of a chain can be born behind a scan and be dead before its turn: a
+            // scan that finds nobody says little until the newest were looked at too.
+            let caught = !still && self.chase(key);
             let Some(family) = self.families.get_mut(&key) else { return Felled::Gone };
-            if !family.living.is_empty() {
+            if caught || !family.living.is_empty() {
                 family.quiet = 0;
-                self.strike(key);
-                if !still {
-                    self.chase(key);
-                }
                 return Felled::Dying;
             }
             family.quiet += 1;
@@ -271,9 +276,10 @@ impl Forest {
         Felled::Dying
     }
 
-    /// Whether no process was made since before the last look: then it missed nobody.
+    /// Whether no process was made since before the last two looks: then the last one missed nobody. One look is not
+    /// enough: a number is given before its process can be seen, and its parent may end between the listing and its turn.
     fn nobody_new(&self) -> bool {
-        self.newest.is_some() && self.proc.last_pid() == self.newest
+        self.calm && self.proc.last_pid() == self.newest
     }
 
     /// Kills who was found at the last look.
@@ -283,19 +289,22 @@ impl Forest {
         }
     }
 
-    /// Looks at the newest pids only, and signals at sight.
-    fn chase(&mut self, key: Key) {
+    /// Looks at the newest pids only, and signals at sight; `true`: somebody was there.
+    fn chase(&mut self, key: Key) -> bool {
         let begun = clock::monotonic();
         let mut quiet = 0;
+        let mut caught = false;
         while quiet < QUIET_PROBES && begun.elapsed() < CHASE {
             quiet += 1;
-            let Some(last) = self.proc.last_pid() else { return };
+            let Some(last) = self.proc.last_pid() else { break };
             for pid in (last.saturating_sub(8)..=last.saturating_add(3)).rev() {
                 if self.catch(key, pid) {
                     quiet = 0;
+                    caught = true;
                 }
             }
         }
+        caught
     }
 
     /// Kills `pid` if it belongs to the family; `true`: it did.
