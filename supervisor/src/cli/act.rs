@@ -122,12 +122,13 @@ pub(crate) fn retry(global: &Global, args: &RetryArgs) -> Result<ExitCode, Failu
 async fn dry_run(store: &dyn Store, ids: &[JobId], would: impl Fn(JobState) -> bool) -> Result<ExitCode, Failure> {
     let mut good = true;
     for id in ids {
-        match store.job(*id).await? {
+        let job = store.job(*id).await?;
+        good &= job.as_ref().is_some_and(|job| would(job.state));
+        match job {
             Some(job) if would(job.state) => out::data(&id.to_string()),
             Some(job) => out::note(&format!("job {id}: it is {}", job.state)),
             None => out::note(&format!("job {id} does not exist")),
         }
-        good &= store.job(*id).await?.is_some_and(|job| would(job.state));
     }
     Ok(if good { ExitCode::SUCCESS } else { failed() })
 }

@@ -53,3 +53,14 @@ pub fn boot_id(proc: &Path) -> Result<String, KernelError> {
 pub fn kernel_release() -> String {
     sysinfo::System::kernel_version().unwrap_or_else(|_| "unknown".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boot_has_an_id_and_a_missing_file_is_named() {
+        assert!(boot_id(Path::new("/proc")).is_ok_and(|id| id.len() == 36));
+        assert!(boot_id(Path::new("/nowhere")).is_err_and(|error| error.to_string().contains("/nowhere/sys/kernel")));
+    }
+}

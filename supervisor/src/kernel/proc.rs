@@ -146,13 +146,6 @@ impl Proc {
         stats.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
     }
 
-    /// The id of this boot of the host.
-    #[must_use]
-    pub fn boot_id(&self) -> Option<String> {
-        let id = text::text(&self.root.join("sys/kernel/random/boot_id")).ok()?;
-        Some(id.trim().to_owned())
-    }
-
     fn of(&self, pid: i32, file: &str) -> PathBuf {
         self.root.join(pid.to_string()).join(file)
     }
@@ -225,6 +218,5 @@ mod tests {
         let own = i32::try_from(std::process::id()).unwrap();
         let stat = proc.scan().into_iter().find(|stat| stat.pid == own).unwrap();
         assert!(!stat.before_exec() && stat.is_alive());
-        assert!(proc.boot_id().is_some_and(|id| id.len() == 36));
     }
 }
