@@ -7,7 +7,7 @@ use jobvisor::domain::ids::JobId;
 use jobvisor::domain::job::JobState;
 use jobvisor::domain::retry::Next;
 use jobvisor::domain::units::Bytes;
-use jobvisor::store::{Count, Filter, NewJob, Retention, Store};
+use jobvisor::store::{Count, Filter, NewJob, Renewed, Retention, Store};
 
 use crate::fixture::Fixture;
 use crate::support::{
@@ -119,8 +119,9 @@ pub(crate) async fn terms_are_told_newest_first_with_their_end(fixture: &dyn Fix
     store.begin_term(&new).await.unwrap();
     store.end_term(old.term).await.unwrap();
     let ended = store.terms().await.unwrap()[1].last_seen;
-    store.beat(old.term).await.unwrap();
-    store.beat(new.term).await.unwrap();
+    let mut renewer = store.renewer();
+    assert_eq!(renewer.renew(old.term, None).await.unwrap(), Renewed::Lost);
+    assert_eq!(renewer.renew(new.term, Some("{}")).await.unwrap(), Renewed::Held);
     let rows = store.terms().await.unwrap();
     assert_eq!(rows.iter().map(|r| r.term).collect::<Vec<_>>(), [new.term, old.term]);
     assert_eq!((rows[1].ended_at, rows[1].last_seen), (Some(ended), ended), "a term that has ended stays ended");

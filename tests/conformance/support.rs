@@ -9,7 +9,7 @@ use jobvisor::domain::retry::{Backoff, Decision, Next};
 use jobvisor::domain::units::Bytes;
 use jobvisor::domain::verdict::{Certainty, Ending, Sureness, Verdict};
 use jobvisor::store::{
-    AttemptRecord, ClaimKind, ClaimRequest, Claimed, Finish, Finished, NewJob, NewTerm, RowPolicy, Store,
+    AttemptRecord, ClaimKind, ClaimRequest, Claimed, Finish, Finished, Identity, NewJob, NewTerm, RowPolicy, Store,
 };
 
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
@@ -54,6 +54,10 @@ pub(crate) fn new_term() -> NewTerm {
         host: "host".to_owned(),
         pid: 4711,
         boot_id: "b00t".to_owned(),
+        identity: Identity { state_id: "5ta7e".to_owned(), pid_ns: 1, start_time: 2 },
+        version: "0.1.0".to_owned(),
+        kinds: vec!["k".to_owned()],
+        lease: Duration::from_secs(30),
     }
 }
 

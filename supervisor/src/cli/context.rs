@@ -1,6 +1,5 @@
 //! What most commands need first: the configuration where there is one, the database, a runtime.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::cli::Global;
@@ -8,7 +7,10 @@ use crate::cli::failure::Failure;
 use crate::config;
 use crate::config::Config;
 use crate::config::Database;
+use crate::config::SupervisorConfig;
+use crate::store::LockFile;
 use crate::store::Store;
+use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::OpenMode;
 use crate::store::sqlite::SqliteStore;
 
@@ -17,8 +19,8 @@ use crate::store::sqlite::SqliteStore;
 pub(crate) struct Place {
     /// The configuration.
     pub(crate) config: Option<Config>,
-    /// The SQLite file.
-    pub(crate) path: PathBuf,
+    /// The database.
+    pub(crate) database: Database,
     /// May the schema be brought up to date?
     pub(crate) migrate: bool,
 }
@@ -33,15 +35,34 @@ impl Place {
         };
         let migrate = config.as_ref().is_none_or(|config| config.migrate);
         let database = url.or_else(|| config.as_ref().map(|config| config.database.clone()));
-        let Some(Database::Sqlite(path)) = database else {
-            return Err(Failure::usage("no database is named"));
-        };
-        Ok(Self { config, path, migrate })
+        let database = database.ok_or_else(|| Failure::usage("no database is named"))?;
+        Ok(Self { config, database, migrate })
     }
 
     /// Opens the store.
     pub(crate) async fn open(&self, mode: OpenMode) -> Result<Arc<dyn Store>, Failure> {
-        Ok(Arc::new(SqliteStore::open(&self.path, mode, self.migrate).await?))
+        Ok(match &self.database {
+            Database::Sqlite(path) => Arc::new(SqliteStore::open(path, mode, self.migrate).await?),
+            Database::Postgres(url) => Arc::new(PostgresStore::open(url.secret(), self.migrate).await?),
+        })
+    }
+
+    /// The database as people know it, without a password.
+    pub(crate) fn shown(&self) -> String {
+        match &self.database {
+            Database::Sqlite(path) => path.display().to_string(),
+            Database::Postgres(url) => url.to_string(),
+        }
+    }
+
+    /// Takes the lock that a supervisor works under; call it before any thread exists.
+    pub(crate) fn lock(&self, supervisor: &SupervisorConfig) -> Result<LockFile, Failure> {
+        Ok(match &self.database {
+            Database::Sqlite(path) => SqliteStore::lock_for_supervisor(path, &supervisor.name)?,
+            Database::Postgres(url) => {
+                PostgresStore::lock_for_supervisor(url.secret(), &supervisor.state_dir, &supervisor.name)?
+            }
+        })
     }
 }
 

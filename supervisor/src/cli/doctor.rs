@@ -111,7 +111,7 @@ fn memory() -> Vec<Finding> {
 }
 
 fn database(place: &Place) -> Finding {
-    let path = place.path.display();
+    let path = place.shown();
     match block_on(async { Ok(place.open(OpenMode::Existing).await?.counts().await?) }) {
         Ok(counts) => good(format!("database {path}: {} job(s)", counts.iter().map(|count| count.jobs).sum::<u64>())),
         Err(error) => {

@@ -27,6 +27,6 @@ pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
     }
     let place = Place::find(global)?;
     block_on(async { place.open(OpenMode::Create).await.map(|_| ()) })?;
-    out::data(&format!("database {} is ready", place.path.display()));
+    out::data(&format!("database {} is ready", place.shown()));
     Ok(ExitCode::SUCCESS)
 }

@@ -25,6 +25,6 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
     // Asking for it by name is permission, whatever `migrate` says.
     let place = Place { migrate: true, ..Place::find(global)? };
     block_on(async { place.open(OpenMode::Create).await.map(|_| ()) })?;
-    out::data(&format!("{} is up to date", place.path.display()));
+    out::data(&format!("{} is up to date", place.shown()));
     Ok(ExitCode::SUCCESS)
 }

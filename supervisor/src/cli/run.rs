@@ -28,7 +28,6 @@ use crate::runtime::service::ServiceError;
 use crate::store::Filter;
 use crate::store::Store;
 use crate::store::sqlite::OpenMode;
-use crate::store::sqlite::SqliteStore;
 use crate::warden::Capabilities;
 use crate::warden::WardenSetup;
 use crate::warden::client;
@@ -56,7 +55,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let lock = SqliteStore::lock_for_supervisor(&place.path, &config.supervisor.name)?;
+    let lock = place.lock(&config.supervisor)?;
     // What the lock protects, nobody else touches: two supervisors of one name may work on two databases.
     config.supervisor.state_dir.push(lock.folder_name());
     let config = Arc::new(config);

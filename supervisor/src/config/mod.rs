@@ -24,7 +24,8 @@ use std::path::Path;
 pub use error::{ConfigError, ConfigErrors};
 pub use kind::LEAST_MEMORY;
 pub use model::{
-    CommandTemplate, Config, Database, Enforce, KindConfig, MemoryBudget, Output, ScheduleConfig, SupervisorConfig,
+    CommandTemplate, Config, Database, Enforce, KindConfig, MemoryBudget, Output, PostgresUrl, ScheduleConfig,
+    SupervisorConfig,
 };
 pub use resolve::parse_database;
 pub use template::TemplateError;

@@ -1,6 +1,7 @@
 //! What `jobs.toml` means once it is checked.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -32,6 +33,36 @@ pub struct Config {
 pub enum Database {
     /// A SQLite file, absolute.
     Sqlite(PathBuf),
+    /// A Postgres database.
+    Postgres(PostgresUrl),
+}
+
+/// `postgres://…`. It may hold a password: `Debug` and `Display` leave that out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PostgresUrl(pub String);
+
+impl PostgresUrl {
+    /// The URL with what it holds, for whoever connects.
+    #[must_use]
+    pub fn secret(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scheme, rest) = self.0.split_once("://").unwrap_or(("postgres", self.0.as_str()));
+        let rest = rest.split('?').next().unwrap_or_default();
+        let (user, place) = rest.rsplit_once('@').unwrap_or(("", rest));
+        let user = user.split(':').next().unwrap_or_default();
+        write!(f, "{scheme}://{user}{}{place}", if user.is_empty() { "" } else { "@" })
+    }
+}
+
+impl fmt::Debug for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgresUrl({self})")
+    }
 }
 
 /// `[supervisor]`.

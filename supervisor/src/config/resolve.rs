@@ -10,7 +10,7 @@ use super::error::{ConfigErrors, Problems};
 use super::expand::{Target, expand};
 use super::file::{Field, Section};
 use super::kind;
-use super::model::{Config, Database, MemoryBudget, SupervisorConfig};
+use super::model::{Config, Database, MemoryBudget, PostgresUrl, SupervisorConfig};
 use super::schedule;
 use crate::domain::units::{Bytes, show_duration};
 
@@ -115,7 +115,7 @@ fn read_database(section: &Section<'_>, scope: &Scope<'_>, problems: &mut Proble
 /// # Errors
 /// What is wrong, and what would be right. Neither repeats the URL, which may hold a password.
 pub fn parse_database(url: &str, folder: &Path) -> Result<Database, (String, String)> {
-    let example = "write `sqlite://jobvisor.db` (relative to this file) or `sqlite:///var/lib/jobvisor/jobs.db`";
+    let example = "write `sqlite://jobvisor.db` (relative to this file) or `postgres://user@host/database`";
     let wrong = |what: &str| Err((what.to_owned(), example.to_owned()));
     let Some((scheme, rest)) = url.split_once(':') else {
         return wrong("the database URL has no scheme");
@@ -123,10 +123,7 @@ pub fn parse_database(url: &str, folder: &Path) -> Result<Database, (String, Str
     match scheme {
         "sqlite" => {}
         "postgres" | "postgresql" => {
-            return Err((
-                "not yet: Postgres is planned; this version keeps its jobs in a SQLite file".to_owned(),
-                example.to_owned(),
-            ));
+            return Ok(Database::Postgres(PostgresUrl(url.to_owned())));
         }
         _ => return wrong(&format!("no database speaks `{scheme}:` here")),
     }

@@ -84,11 +84,12 @@ impl World {
 
 /// Signs of life and own rows.
 pub async fn keeper(world: World, lease: Duration) {
+    let mut renewer = world.store.renewer();
     let mut ticks = tokio::time::interval(lease / 5);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        world.grumble("keeper", world.store.beat(world.term).await);
+        world.grumble("keeper", renewer.renew(world.term, None).await);
         let below = world.oldest_unanswered.load(Ordering::Acquire);
         let rows = world.store.own_rows(world.term, below).await;
         if let Some(rows) = world.grumble("own rows", rows)

@@ -37,12 +37,12 @@ use crate::runtime::reconcile::World;
 use crate::runtime::record::Observer;
 use crate::runtime::recover;
 use crate::runtime::spec::row_policy;
+use crate::store::LockFile;
 use crate::store::NewJob;
 use crate::store::NewTerm;
 use crate::store::Retention;
 use crate::store::Store;
 use crate::store::StoreError;
-use crate::store::sqlite::LockFile;
 use crate::warden::WardenSetup;
 use crate::warden::client::Launched;
 use crate::warden::client::WardenError;
@@ -169,7 +169,17 @@ async fn begin(store: &dyn Store, config: &Config, observer: &Observer) -> Resul
     }
     let term = Term::new();
     let pid = i32::try_from(std::process::id()).unwrap_or(0);
-    let new = NewTerm { term, name: observer.supervisor.clone(), host: observer.host.clone(), pid, boot_id };
+    let new = NewTerm {
+        term,
+        name: observer.supervisor.clone(),
+        host: observer.host.clone(),
+        pid,
+        boot_id,
+        identity: crate::store::Identity::default(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        kinds: config.kinds.keys().cloned().collect(),
+        lease: config.supervisor.lease,
+    };
     store.begin_term(&new).await.map_err(ServiceError::Store)?;
     Ok(term)
 }

@@ -66,10 +66,10 @@ pub enum StoreError {
     NoSuchJob(i64),
     /// Another supervisor that lives holds the database.
     #[error(
-        "supervisor `{name}` (pid {pid}) holds the database `{path}`\nhint: one supervisor runs a SQLite database; stop that one, or use another file"
+        "supervisor `{name}` (pid {pid}) holds `{path}`\nhint: one supervisor runs a SQLite database or uses a state folder; stop that one, or use another file or name"
     )]
     Locked {
-        /// The database.
+        /// The database, or the state folder.
         path: PathBuf,
         /// The pid of the supervisor that holds it.
         pid: i32,
@@ -77,9 +77,7 @@ pub enum StoreError {
         name: String,
     },
     /// The supervisor that held the database is gone, and what it left behind still holds the lock.
-    #[error(
-        "supervisor `{name}` (pid {pid}) is gone, and a process that it left behind still holds the database `{path}`"
-    )]
+    #[error("supervisor `{name}` (pid {pid}) is gone, and a process that it left behind still holds `{path}`")]
     LockLeft {
         /// The database.
         path: PathBuf,
@@ -104,6 +102,14 @@ pub enum StoreError {
 /// SQLite's primary codes for what may pass: BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL (a race for the lock).
 const SQLITE_PASSING: [i32; 6] = [5, 6, 10, 13, 14, 15];
 
+/// Length of Postgres's codes; SQLite's have at most four digits.
+const SQLSTATE: usize = 5;
+
+/// Postgres's classes and codes for what may pass: connection exceptions, serialization and deadlock, out of resources, lock
+/// not available, operator intervention (shutdown, cancelled by `statement_timeout`, cannot connect now), system errors (I/O), read-only
+/// (a server that is a standby for now).
+const POSTGRES_PASSING: [&str; 7] = ["08", "40", "53", "55P03", "57", "58", "25006"];
+
 impl StoreError {
     /// Sorts a driver's error: does the database not answer for now, or did it refuse?
     pub(crate) fn sort(step: &'static str, source: sqlx::Error) -> Self {
@@ -125,10 +131,13 @@ impl StoreError {
 fn passes(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => true,
-        sqlx::Error::Database(inner) => inner
-            .code()
-            .and_then(|code| code.parse::<i32>().ok())
-            .is_some_and(|code| SQLITE_PASSING.contains(&(code & 0xff))),
+        sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
+        sqlx::Error::Database(inner) => match inner.code() {
+            Some(code) if code.len() == SQLSTATE => POSTGRES_PASSING.iter().any(|passing| code.starts_with(passing)),
+            code => code
+                .and_then(|code| code.parse::<i32>().ok())
+                .is_some_and(|code| SQLITE_PASSING.contains(&(code & 0xff))),
+        },
         sqlx::Error::Migrate(inner) => match inner.as_ref() {
             sqlx::migrate::MigrateError::Execute(source) | sqlx::migrate::MigrateError::ExecuteMigration(source, _) => {
                 passes(source)

@@ -13,10 +13,13 @@
 //! that only the store knows at that moment is whether a cancel was asked for meanwhile; it turns `PutBack` into `cancelled`.
 
 mod error;
+mod lock;
 mod model;
+pub mod postgres;
 pub mod sqlite;
 
 pub use error::StoreError;
+pub use lock::LockFile;
 pub use model::*;
 
 use async_trait::async_trait;
@@ -29,11 +32,19 @@ use crate::domain::job::Job;
 /// mid-call leaves the call either done or not done, never half done.
 #[async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug {
-    /// Registers a new term of a supervisor.
+    /// Registers a new term of a supervisor, whose lease begins now.
     async fn begin_term(&self, supervisor: &NewTerm) -> Result<(), StoreError>;
 
-    /// A sign of life of a term.
-    async fn beat(&self, term: Term) -> Result<(), StoreError>;
+    /// What renews terms, on a connection of its own that is made when it is first used, in the runtime that uses it.
+    fn renewer(&self) -> Box<dyn Renewer>;
+
+    /// Whether a term is a lease that runs out. Otherwise it is a lock that is held as long as anything of the supervisor
+    /// lives, and nobody needs to watch the time.
+    fn is_leased(&self) -> bool;
+
+    /// Declares a term lost if its `beat` is still this one. Answers whether it is lost now, by whomever. From then on it cannot
+    /// be renewed and claims nothing; its running rows are [`rescuable`](Self::rescuable).
+    async fn declare_lost(&self, term: Term, beat: u64, proof: LossProof) -> Result<bool, StoreError>;
 
     /// Ends a term in good order. Its running rows, if any, stay for [`rescuable`](Self::rescuable).
     async fn end_term(&self, term: Term) -> Result<(), StoreError>;
@@ -57,7 +68,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// Makes scheduled jobs that are due queued, at most `limit`. Answers how many, and when the next one will be due.
     async fn promote(&self, limit: u32) -> Result<Promoted, StoreError>;
 
-    /// Running rows whose term is over: attempts whose end nobody recorded. `living` are terms that must be left alone.
+    /// Running rows whose term is over (ended, declared lost, or not known; where the lease is a lock: any): attempts whose end
+    /// nobody recorded. `living` are terms that must be left alone.
     async fn rescuable(&self, living: &[Term]) -> Result<Vec<Rescuable>, StoreError>;
 
     /// Asks for cancellation: ends what is not running, marks what is.
@@ -68,6 +80,15 @@ pub trait Store: Send + Sync + std::fmt::Debug {
 
     /// Brings ended jobs back to `queued` with a fresh budget; their history stays.
     async fn retry(&self, ids: &[JobId]) -> Result<Vec<(JobId, Acted)>, StoreError>;
+
+    /// Stops kinds from being claimed, by every supervisor.
+    async fn pause(&self, kinds: &[String], by: &str) -> Result<(), StoreError>;
+
+    /// Lets kinds be claimed again. Answers those that were paused.
+    async fn resume(&self, kinds: &[String]) -> Result<Vec<String>, StoreError>;
+
+    /// The kinds that are paused, by name.
+    async fn paused(&self) -> Result<Vec<PausedKind>, StoreError>;
 
     /// One job.
     async fn job(&self, id: JobId) -> Result<Option<Job>, StoreError>;
@@ -91,9 +112,23 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// miss a change: callers poll as well.
     async fn changed(&self);
 
+    /// Whether [`changed`](Self::changed) is proven to hear at this moment. Then a poll is needed once a lease only.
+    fn hears(&self) -> bool;
+
     /// The terms that are on record, newest first.
     async fn terms(&self) -> Result<Vec<TermRow>, StoreError>;
 
     /// The time that decides what is due.
     async fn now(&self) -> Result<Timestamp, StoreError>;
+}
+
+/// Renews the lease of a term. It is used by one caller at a time, on a thread that does nothing else (I13).
+#[async_trait]
+pub trait Renewer: Send + std::fmt::Debug {
+    /// Registers a new term, as [`Store::begin_term`] does.
+    async fn begin_term(&mut self, supervisor: &NewTerm) -> Result<(), StoreError>;
+
+    /// Renews a term by its own lease, and leaves word (JSON text) of what runs under it. A lease that has run out is renewed
+    /// too, as long as nobody declared the term lost: whoever does so compares the beat, so only one of the two happens.
+    async fn renew(&mut self, term: Term, snapshot: Option<&str>) -> Result<Renewed, StoreError>;
 }

@@ -26,6 +26,25 @@ pub struct NewTerm {
     pub pid: i32,
     /// Boot id of the host, to tell a restart of the host from a death.
     pub boot_id: String,
+    /// What tells its process and its state folder from all others.
+    pub identity: Identity,
+    /// The program's version.
+    pub version: String,
+    /// The kinds that it runs.
+    pub kinds: Vec<String>,
+    /// Length of its lease.
+    pub lease: Duration,
+}
+
+/// What proves, on the same boot of the same host, that a supervisor is gone: its name and pid prove nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// A number made once for its state folder and kept there; who holds that folder's lock knows that nobody else does.
+    pub state_id: String,
+    /// Inode of its pid namespace.
+    pub pid_ns: u64,
+    /// Field 22 of `/proc/PID/stat`, in clock ticks since boot.
+    pub start_time: u64,
 }
 
 /// A term on record.
@@ -47,6 +66,59 @@ pub struct TermRow {
     pub last_seen: Timestamp,
     /// When it ended in good order; `None`: it runs, or was lost.
     pub ended_at: Option<Timestamp>,
+    /// When it was declared lost.
+    pub lost_at: Option<Timestamp>,
+    /// The database says that its lease has run out. Never where the lease is a lock ([`Store::is_leased`](super::Store::is_leased)).
+    pub expired: bool,
+    /// Grows with every renewal.
+    pub beat: u64,
+    /// Length of its lease.
+    pub lease: Duration,
+    /// Its process and state folder.
+    pub identity: Identity,
+    /// The program's version.
+    pub version: String,
+    /// The kinds that it runs.
+    pub kinds: Vec<String>,
+    /// What it last said of its running attempts, as JSON text.
+    pub snapshot: Option<String>,
+}
+
+impl TermRow {
+    /// Neither ended nor declared lost.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        self.ended_at.is_none() && self.lost_at.is_none()
+    }
+}
+
+/// What a renewal found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewed {
+    /// The term is ours for another lease, counted from before the renewal was sent.
+    Held,
+    /// It was declared lost, has ended, or is not known: whatever runs under it must end.
+    Lost,
+}
+
+/// Why a term may be declared lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LossProof {
+    /// The caller saw its `beat` unchanged for one whole lease; the database must agree that the lease has run out.
+    Silence,
+    /// The caller proved its process gone and its children with it, on this host and boot: the lease need not run out.
+    ProcessGone,
+}
+
+/// A kind that is not claimed for now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PausedKind {
+    /// The kind.
+    pub kind: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// Who did it.
+    pub by: String,
 }
 
 /// A job to add.
@@ -156,7 +228,7 @@ pub struct Claimed {
 }
 
 /// The outcome of an attempt, to be recorded.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finish {
     /// Whose.
     pub fence: Fence,
@@ -171,7 +243,7 @@ pub struct Finish {
 }
 
 /// The story of an attempt as it is stored.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct AttemptRecord {
     /// When its process was started.
     pub started_at: Option<Timestamp>,

@@ -228,6 +228,7 @@ impl Warden {
                     Ok(Down::Stop { key, reason, grace_ms }) => {
                         self.visit(key, |attempt, ground| attempt.stop(ground, reason.into(), grace_ms));
                     }
+                    Ok(Down::Trust { .. }) => {}
                     // Of a newer supervisor: what we do not know we do not do.
                     Err(_) => {}
                 },

@@ -28,6 +28,12 @@ pub enum Down {
         /// From the first signal to SIGKILL.
         grace_ms: u64,
     },
+    /// How long the supervisor may be trusted to hold its lease (I4). Past it every child is frozen and `Start` is refused, until
+    /// a `Trust` that lies in the future comes. Before the first one there is no such deadline.
+    Trust {
+        /// [`BootInstant`](crate::domain::clock::BootInstant) in nanoseconds.
+        until: u64,
+    },
 }
 
 /// Why the supervisor wants a child ended. (Timeouts and the watchdog are the warden's own.)

@@ -55,7 +55,8 @@ async fn anything_queued(store: &SqliteStore, kinds: &[ClaimKind]) -> Result<boo
         return Ok(false);
     }
     sqlx::query_scalar(
-        "SELECT EXISTS (SELECT 1 FROM json_each(?1) k CROSS JOIN jobs j WHERE j.kind = k.value AND j.state = 'queued')",
+        "SELECT EXISTS (SELECT 1 FROM json_each(?1) k CROSS JOIN jobs j WHERE j.kind = k.value AND j.state = 'queued'
+             AND NOT EXISTS (SELECT 1 FROM kinds p WHERE p.name = k.value))",
     )
     .bind(to_json(&names)?)
     .fetch_one(&store.readers)
@@ -64,11 +65,13 @@ async fn anything_queued(store: &SqliteStore, kinds: &[ClaimKind]) -> Result<boo
 }
 
 async fn term_runs(conn: &mut SqliteConnection, term: Term) -> Result<bool, StoreError> {
-    sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM supervisors WHERE term = ?1 AND ended_at IS NULL)")
-        .bind(term.to_string())
-        .fetch_one(conn)
-        .await
-        .map_err(|e| StoreError::sort(STEP, e))
+    sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM supervisors WHERE term = ?1 AND ended_at IS NULL AND lost_at IS NULL)",
+    )
+    .bind(term.to_string())
+    .fetch_one(conn)
+    .await
+    .map_err(|e| StoreError::sort(STEP, e))
 }
 
 async fn choose(conn: &mut SqliteConnection, request: &ClaimRequest) -> Result<Vec<Candidate>, StoreError> {
@@ -77,6 +80,7 @@ async fn choose(conn: &mut SqliteConnection, request: &ClaimRequest) -> Result<V
         let rows = sqlx::query(
             "SELECT id, priority, coalesce(own_memory, ?2) AS memory FROM jobs
              WHERE kind = ?1 AND state = 'queued' AND coalesce(own_memory, ?2) <= ?3
+               AND NOT EXISTS (SELECT 1 FROM kinds p WHERE p.name = ?1)
              ORDER BY priority, id LIMIT ?4",
         )
         .bind(&kind.kind)

@@ -24,9 +24,9 @@ mod depend;
 mod enqueue;
 mod finish;
 mod late;
-mod lock;
 mod migrate;
 mod open;
+mod pause;
 mod query;
 mod rescue;
 mod retention;
@@ -34,6 +34,7 @@ mod row;
 mod terms;
 mod wake;
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,17 +43,19 @@ use jiff::Timestamp;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqlitePool};
 use tokio::sync::Mutex;
 
-pub use lock::LockFile;
 pub use open::OpenMode;
 
 use crate::domain::clock;
 use crate::domain::ids::{AttemptNo, JobId, Term};
 use crate::domain::job::Job;
+use crate::store::Renewer;
 use crate::store::Store;
 use crate::store::error::StoreError;
+use crate::store::lock;
+use crate::store::lock::LockFile;
 use crate::store::model::{
-    Acted, AttemptRow, CancelRequest, ClaimRequest, Claimed, Count, Enqueued, Filter, Finish, Finished, NewJob,
-    NewTerm, Promoted, Rescuable, Retention, TermRow,
+    Acted, AttemptRow, CancelRequest, ClaimRequest, Claimed, Count, Enqueued, Filter, Finish, Finished, LossProof,
+    NewJob, NewTerm, PausedKind, Promoted, Rescuable, Retention, TermRow,
 };
 
 /// Jobs in a SQLite file. Cloning gives another handle on the same connections.
@@ -81,7 +84,11 @@ impl SqliteStore {
     /// what it left behind did not let go within 15 s; [`StoreError::Place`] on a network filesystem;
     /// [`StoreError::Io`] if the file cannot be made.
     pub fn lock_for_supervisor(path: &Path, name: &str) -> Result<LockFile, StoreError> {
-        lock::take(path, name)
+        open::refuse_network(path)?;
+        let file = beside(&resolved(path)?, ".lock");
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let folder = lock::folder_name("db", &stem, file.as_os_str().as_bytes());
+        lock::take(file, path, folder, name)
     }
 
     /// Opens a database; `migrate` allows to bring its schema up to date.
@@ -131,8 +138,16 @@ impl Store for SqliteStore {
         terms::begin(self, supervisor.clone()).await
     }
 
-    async fn beat(&self, term: Term) -> Result<(), StoreError> {
-        terms::beat(self, term).await
+    fn renewer(&self) -> Box<dyn Renewer> {
+        Box::new(terms::SqliteRenewer(self.clone()))
+    }
+
+    fn is_leased(&self) -> bool {
+        false
+    }
+
+    async fn declare_lost(&self, term: Term, beat: u64, _: LossProof) -> Result<bool, StoreError> {
+        terms::declare_lost(self, term, beat).await
     }
 
     async fn end_term(&self, term: Term) -> Result<(), StoreError> {
@@ -175,6 +190,18 @@ impl Store for SqliteStore {
         act::retry(self, ids.to_vec()).await
     }
 
+    async fn pause(&self, kinds: &[String], by: &str) -> Result<(), StoreError> {
+        pause::pause(self, kinds.to_vec(), by).await
+    }
+
+    async fn resume(&self, kinds: &[String]) -> Result<Vec<String>, StoreError> {
+        pause::resume(self, kinds.to_vec()).await
+    }
+
+    async fn paused(&self) -> Result<Vec<PausedKind>, StoreError> {
+        pause::all(self).await
+    }
+
     async fn job(&self, id: JobId) -> Result<Option<Job>, StoreError> {
         query::job(self, id).await
     }
@@ -203,6 +230,11 @@ impl Store for SqliteStore {
         wake::changed(self).await;
     }
 
+    fn hears(&self) -> bool {
+        // The bell may be missed between two looks; a poll of a local file costs nothing.
+        false
+    }
+
     async fn terms(&self) -> Result<Vec<TermRow>, StoreError> {
         terms::all(self).await
     }
@@ -217,4 +249,14 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)
+}
+
+/// Where the file is, whatever links lead to it: one database has one lock. One that is not there yet: where it will be.
+fn resolved(database: &Path) -> Result<PathBuf, StoreError> {
+    let found = database.canonicalize().or_else(|error| {
+        let name = database.file_name().ok_or(error)?;
+        let folder = database.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Ok(folder.canonicalize()?.join(name))
+    });
+    found.map_err(|source: std::io::Error| StoreError::Io { step: "find", path: database.to_owned(), source })
 }

@@ -1,6 +1,7 @@
-//! The lock that makes one process the supervisor of a database: `flock` on `<database>.lock`.
+//! The lock that makes one process the supervisor of a SQLite database (`flock` on `<database>.lock`), or the only one that
+//! uses a state folder (on a file in it).
 //!
-//! Called by `cli` before any thread exists, so that the warden can inherit the descriptor: the lock belongs to the open
+//! Taken by `cli` before any thread exists, so that the warden can inherit the descriptor: the lock belongs to the open
 //! file, and is let go when its *last* copy is closed, which is when the last child is gone (I4). That is why nothing here
 //! ever unlocks: closing is all.
 //!
@@ -10,14 +11,12 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{beside, open};
 use crate::domain::clock;
 use crate::store::error::StoreError;
 
@@ -33,6 +32,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 pub struct LockFile {
     file: File,
     path: PathBuf,
+    folder: String,
 }
 
 impl LockFile {
@@ -42,21 +42,22 @@ impl LockFile {
         &self.path
     }
 
-    /// A folder's name that no other database of this host has: whoever holds this lock may use that folder alone.
+    /// The subfolder of `state_dir` that whoever holds this lock may use alone: no other database of this host has its name.
     #[must_use]
-    pub fn folder_name(&self) -> String {
-        let name = self.path.file_stem().unwrap_or_default().to_string_lossy();
-        let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '_' };
-        let name: String = name.chars().take(64).map(plain).collect();
-        // FNV-1a: the same in every build of this program.
-        let hash = self
-            .path
-            .as_os_str()
-            .as_bytes()
-            .iter()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
-        format!("db-{name}-{hash:016x}")
+    pub fn folder_name(&self) -> &str {
+        &self.folder
     }
+}
+
+/// A name for a folder: `prefix`, what people call the database, and a hash of what it is (FNV-1a: the same in every build of
+/// this program).
+pub(super) fn folder_name(prefix: &str, name: &str, identity: &[u8]) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '_' };
+    let name: String = name.chars().take(64).map(plain).collect();
+    let hash = identity
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
+    format!("{prefix}-{name}-{hash:016x}")
 }
 
 impl AsFd for LockFile {
@@ -86,33 +87,22 @@ impl Holder {
     }
 }
 
-pub(super) fn take(database: &Path, name: &str) -> Result<LockFile, StoreError> {
-    open::refuse_network(database)?;
-    let path = beside(&resolved(database)?, ".lock");
+/// Takes the lock on the file at `path`. `held` is what it stands for, as errors show it; `folder` what its holder may use.
+pub(super) fn take(path: PathBuf, held: &Path, folder: String, name: &str) -> Result<LockFile, StoreError> {
     let began = clock::monotonic();
     loop {
         let mut file = open_file(&path)?;
         match file.try_lock() {
             Ok(()) => {
                 sign(&mut file, name).map_err(|source| StoreError::Io { step: "write", path: path.clone(), source })?;
-                return Ok(LockFile { file, path });
+                return Ok(LockFile { file, path, folder });
             }
             Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(source)) => return Err(StoreError::Io { step: "lock", path, source }),
         }
-        refuse_if_hopeless(database, &mut file, clock::monotonic() - began)?;
+        refuse_if_hopeless(held, &mut file, clock::monotonic() - began)?;
         std::thread::sleep(AGAIN);
     }
-}
-
-/// Where the file is, whatever links lead to it: one database has one lock. One that is not there yet: where it will be.
-fn resolved(database: &Path) -> Result<PathBuf, StoreError> {
-    let found = database.canonicalize().or_else(|error| {
-        let name = database.file_name().ok_or(error)?;
-        let folder = database.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        Ok(folder.canonicalize()?.join(name))
-    });
-    found.map_err(|source: std::io::Error| StoreError::Io { step: "find", path: database.to_owned(), source })
 }
 
 fn open_file(path: &Path) -> Result<File, StoreError> {
@@ -134,11 +124,11 @@ fn sign(file: &mut File, name: &str) -> std::io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-fn refuse_if_hopeless(database: &Path, file: &mut File, waited: Duration) -> Result<(), StoreError> {
+fn refuse_if_hopeless(held: &Path, file: &mut File, waited: Duration) -> Result<(), StoreError> {
     let mut text = String::new();
     let read = file.read_to_string(&mut text).ok();
     let holder: Option<Holder> = read.and_then(|_| serde_json::from_str(&text).ok());
-    let path = database.to_owned();
+    let path = held.to_owned();
     match holder {
         Some(holder) if holder.lives() => Err(StoreError::Locked { path, pid: holder.pid, name: holder.name }),
         Some(Holder { pid, name, .. }) if waited >= LEFT => Err(StoreError::LockLeft { path, pid, name }),

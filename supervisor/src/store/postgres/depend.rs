@@ -1,0 +1,1 @@
+//! What follows for the jobs that come after others.

@@ -1,0 +1,1 @@
+//! Outcomes whose fence does not hold.
