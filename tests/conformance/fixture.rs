@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use ::support::postgres::Database;
 use jobvisor::store::Store;
+use jobvisor::store::postgres::PostgresStore;
 use jobvisor::store::sqlite::{OpenMode, SqliteStore};
 
 /// An empty database.
@@ -49,5 +51,33 @@ impl Fixture for Sqlite {
         Box::pin(async {
             Arc::new(SqliteStore::open(&self.path, OpenMode::Existing, false).await.unwrap()) as Arc<dyn Store>
         })
+    }
+}
+
+/// A database of its own on a real server.
+pub(crate) struct Postgres {
+    store: Arc<PostgresStore>,
+    pub(crate) database: Database,
+}
+
+impl Postgres {
+    pub(crate) async fn new() -> Self {
+        let database = Database::new();
+        let store = Arc::new(PostgresStore::open(&database.url, true).await.unwrap());
+        Self { store, database }
+    }
+}
+
+impl Fixture for Postgres {
+    fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    fn shared(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store) as Arc<dyn Store>
+    }
+
+    fn another(&self) -> Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send + '_>> {
+        Box::pin(async { Arc::new(PostgresStore::open(&self.database.url, false).await.unwrap()) as Arc<dyn Store> })
     }
 }

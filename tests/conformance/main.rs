@@ -27,6 +27,15 @@ macro_rules! conformance {
                 }
             )+)+
         }
+
+        mod on_postgres {
+            $($(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    crate::$module::$case(&crate::fixture::Postgres::new().await).await;
+                }
+            )+)+
+        }
     };
 }
 

@@ -16,6 +16,7 @@ mod error;
 mod lock;
 mod model;
 pub mod postgres;
+mod schema;
 pub mod sqlite;
 
 pub use error::StoreError;

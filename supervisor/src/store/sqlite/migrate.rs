@@ -13,11 +13,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
 use super::open;
 use crate::store::error::StoreError;
+use crate::store::schema;
 
 static STEPS: Migrator = sqlx::migrate!("migrations/sqlite");
-
-/// This program's version.
-const OWN: &str = env!("CARGO_PKG_VERSION");
 
 /// How many steps this program knows.
 pub(super) fn known() -> usize {
@@ -26,7 +24,7 @@ pub(super) fn known() -> usize {
 
 /// All steps as one text.
 pub(super) fn sql() -> String {
-    STEPS.iter().map(|step| format!("-- {:04} {}\n{}\n", step.version, step.description, step.sql.as_str())).collect()
+    schema::sql(&STEPS)
 }
 
 /// Steps that the file lacks.
@@ -36,7 +34,7 @@ pub(super) async fn pending_at(path: &Path) -> Result<usize, StoreError> {
     }
     let options = SqliteConnectOptions::new().filename(path).create_if_missing(false).busy_timeout(open::BUSY);
     let mut conn = open::connect(options).await?;
-    let missing = missing(&applied(&mut conn).await?);
+    let missing = schema::missing(&STEPS, &applied(&mut conn).await?);
     conn.close().await.map_err(|e| StoreError::sort("close it", e))?;
     Ok(missing)
 }
@@ -44,10 +42,10 @@ pub(super) async fn pending_at(path: &Path) -> Result<usize, StoreError> {
 /// Makes sure that the schema serves this program.
 pub(super) async fn bring_up(conn: &mut SqliteConnection, allowed: bool) -> Result<(), StoreError> {
     let applied = applied(conn).await?;
-    if let Some(newer) = applied.iter().copied().filter(|version| !STEPS.version_exists(*version)).max() {
+    if let Some(newer) = schema::newer(&STEPS, &applied) {
         return serves_us(conn, newer).await;
     }
-    match missing(&applied) {
+    match schema::missing(&STEPS, &applied) {
         0 => Ok(()),
         missing if !allowed => Err(StoreError::NotMigrated { missing }),
         _ => run(conn).await,
@@ -70,12 +68,7 @@ async fn serves_us(conn: &mut SqliteConnection, found: i64) -> Result<(), StoreE
         .fetch_one(conn)
         .await
         .map_err(|e| StoreError::sort("read its schema version", e))?;
-    let needed =
-        numbers(&min_binary).ok_or_else(|| StoreError::corrupt(format!("meta.min_binary is `{min_binary}`")))?;
-    if numbers(OWN).is_some_and(|own| own >= needed) {
-        return Ok(());
-    }
-    Err(StoreError::TooNew { found, min_binary, own: OWN })
+    schema::serves_us(found, min_binary)
 }
 
 async fn applied(conn: &mut SqliteConnection) -> Result<BTreeSet<i64>, StoreError> {
@@ -91,26 +84,4 @@ async fn applied(conn: &mut SqliteConnection) -> Result<BTreeSet<i64>, StoreErro
     let versions: Vec<i64> =
         sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success").fetch_all(conn).await.map_err(sort)?;
     Ok(versions.into_iter().collect())
-}
-
-fn missing(applied: &BTreeSet<i64>) -> usize {
-    STEPS.iter().filter(|step| !applied.contains(&step.version)).count()
-}
-
-/// `1.2.3` as numbers that can be compared; what follows a `-` or `+` is left out.
-fn numbers(version: &str) -> Option<Vec<u64>> {
-    let plain = version.split(['-', '+']).next()?;
-    plain.split('.').map(|part| part.parse().ok()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_are_compared_as_numbers() {
-        assert!(numbers("0.10.0") > numbers("0.9.9"));
-        assert_eq!(numbers("1.2.3-rc.1"), numbers("1.2.3"));
-        assert_eq!(numbers("new"), None);
-    }
 }
