@@ -116,7 +116,6 @@ impl Cluster {
     pub fn tool(&self, program: &str, arguments: &[&str]) -> Output {
         let command = as_user(&bin(program), arguments);
         let (first, rest) = command.split_first().expect("a program");
-        #[expect(clippy::disallowed_methods, reason = "tests run their tools themselves")]
         Command::new(first).args(rest).current_dir("/").stdin(Stdio::null()).output().expect(program)
     }
 
@@ -305,7 +304,6 @@ impl Database {
     /// There is no `psql`.
     #[must_use]
     pub fn try_psql(&self, sql: &str) -> Output {
-        #[expect(clippy::disallowed_methods, reason = "tests run their tools themselves")]
         Command::new(bin("psql"))
             .args(["-qAtX", "-v", "ON_ERROR_STOP=1", "-d", &self.url, "-c", sql])
             .stdin(Stdio::null())

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::process::ExitStatus;
 use std::process::Output;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
@@ -18,6 +19,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::postgres::Database;
 use crate::wait_until;
 
 /// The longest that a test waits for anything that should happen at once.
@@ -108,6 +110,14 @@ pub struct World {
     groups: Mutex<Vec<PathBuf>>,
     /// The memory limit of the group that each supervisor is started in.
     outer: Option<u64>,
+    /// What the database is, where it is not the file that `jobs.toml` names.
+    url: Option<String>,
+    /// Kept as long as a world uses it.
+    database: Option<Arc<Database>>,
+    /// Where jobs write down that they start.
+    starts: PathBuf,
+    /// Put before the program: `ip netns exec …`.
+    prefix: Vec<String>,
 }
 
 impl World {
@@ -118,10 +128,88 @@ impl World {
     /// The folder cannot be made.
     #[must_use]
     pub fn new(lane: Lane, toml: &str) -> Self {
-        let folder = tempfile::Builder::new().prefix("jobvisor-test-").tempdir().expect("a folder");
-        let world = Self { folder, lane, groups: Mutex::default(), outer: None };
+        let postgres = std::env::var("JOBVISOR_TEST_STORE").is_ok_and(|store| store == "postgres");
+        let world = match postgres.then(Database::new) {
+            Some(database) => Self::bare(lane).on_url(database.url.clone()).keeping(Arc::new(database)),
+            None => Self::bare(lane),
+        };
         world.write_config(toml);
         world
+    }
+
+    /// The same on a Postgres database of its own, whatever store the run is for.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn on_postgres(lane: Lane, toml: &str) -> Self {
+        let database = Database::new();
+        Self::at(lane, toml, &database.url.clone()).keeping(Arc::new(database))
+    }
+
+    /// The same on the database that `url` leads to: one of a private server, or through a proxy.
+    ///
+    /// # Panics
+    /// The folder cannot be made.
+    #[must_use]
+    pub fn at(lane: Lane, toml: &str, url: &str) -> Self {
+        let world = Self::bare(lane).on_url(url.to_owned());
+        world.write_config(toml);
+        world
+    }
+
+    /// The world of another supervisor on the same database: a folder, a state folder and a `jobs.toml` of its own, and the
+    /// same log of starts.
+    ///
+    /// # Panics
+    /// This world is on a SQLite file, which only one supervisor may have.
+    #[must_use]
+    pub fn beside(&self, toml: &str) -> Self {
+        let url = self.url.clone().expect("a database for several supervisors");
+        let mut world = Self::bare(self.lane).on_url(url);
+        world.database.clone_from(&self.database);
+        world.starts.clone_from(&self.starts);
+        world.write_config(toml);
+        world
+    }
+
+    /// The same world, whose programs are started by this command: `ip netns exec NAME`, `env NAME=VALUE`.
+    #[must_use]
+    pub fn through(mut self, prefix: &[&str]) -> Self {
+        self.prefix = prefix.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// Whether it is on Postgres.
+    #[must_use]
+    pub const fn is_on_postgres(&self) -> bool {
+        self.url.is_some()
+    }
+
+    /// The Postgres database that it made.
+    ///
+    /// # Panics
+    /// It made none.
+    #[must_use]
+    pub fn postgres(&self) -> &Database {
+        self.database.as_deref().expect("a Postgres database of its own")
+    }
+
+    fn bare(lane: Lane) -> Self {
+        let folder = tempfile::Builder::new().prefix("jobvisor-test-").tempdir().expect("a folder");
+        let starts = folder.path().join("starts.log");
+        let (url, database, prefix) = (None, None, Vec::new());
+        Self { folder, lane, groups: Mutex::default(), outer: None, url, database, starts, prefix }
+    }
+
+    fn on_url(mut self, url: String) -> Self {
+        self.url = Some(url);
+        self
+    }
+
+    fn keeping(mut self, database: Arc<Database>) -> Self {
+        self.database = Some(database);
+        self
     }
 
     /// A world that is a copy of a folder of `examples/`, taken as it is.
@@ -130,9 +218,9 @@ impl World {
     /// It cannot be copied.
     #[must_use]
     pub fn of_example(name: &str) -> Self {
-        let folder = tempfile::Builder::new().prefix("jobvisor-test-").tempdir().expect("a folder");
-        copy_folder(&crate::checkout().join("examples").join(name), folder.path());
-        Self { folder, lane: Lane::Auto, groups: Mutex::default(), outer: None }
+        let world = Self::bare(Lane::Auto);
+        copy_folder(&crate::checkout().join("examples").join(name), world.folder.path());
+        world
     }
 
     /// The same world, whose supervisors live in a group of this memory limit, in bytes.
@@ -170,14 +258,26 @@ impl World {
         let text = toml.replace("{fault}", &fault.display().to_string());
         let enforce = if self.lane == Lane::Watchdog { "enforce = \"watchdog\"\n" } else { "" };
         // A child's environment is an allow-list: what the tests' jobs need is named.
-        let extra =
-            format!("env = {{ JOBVISOR_TEST_LOG = {:?} }}\n{enforce}", self.path("starts.log").display().to_string());
+        let extra = format!("env = {{ JOBVISOR_TEST_LOG = {:?} }}\n{enforce}", self.starts.display().to_string());
         let lines = text.lines().map(|line| {
             let extra = if line.starts_with("[kind.") { extra.as_str() } else { "" };
             format!("{line}\n{extra}")
         });
         let text: String = lines.collect();
-        fs::write(self.path("jobs.toml"), text).expect("jobs.toml");
+        fs::write(self.path("jobs.toml"), self.with_database(text)).expect("jobs.toml");
+    }
+
+    /// Names the world's own database in place of the file.
+    fn with_database(&self, text: String) -> String {
+        let Some(url) = &self.url else { return text };
+        let line = format!("url = {url:?}\n");
+        if !text.contains("[database]") {
+            return format!("{text}\n[database]\n{line}");
+        }
+        let lines = text.lines().filter(|text| !text.trim_start().starts_with("url = \"sqlite:"));
+        lines
+            .map(|text| if text.trim() == "[database]" { format!("{text}\n{line}") } else { format!("{text}\n") })
+            .collect()
     }
 
     /// A path in the world's folder.
@@ -191,20 +291,23 @@ impl World {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let jobvisor = program("jobvisor-under-test");
         let starts_warden = arguments.contains(&"run") || arguments.contains(&"doctor");
+        let program = self.prefix.iter().map(PathBuf::from).chain([jobvisor]).collect::<Vec<_>>();
         let mut command = match starts_warden.then(|| self.fresh_group()).flatten() {
             Some(group) => {
                 let mut shell = Command::new("sh");
                 let enter = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", group.display());
-                shell.args(["-c", &enter, "sh"]).arg(jobvisor);
+                shell.args(["-c", &enter, "sh"]);
+                shell.args(&program);
                 shell
             }
-            None => Command::new(jobvisor),
+            None => {
+                let mut command = Command::new(&program[0]);
+                command.args(&program[1..]);
+                command
+            }
         };
         command.arg("--config").arg(self.path("jobs.toml")).args(arguments);
-        command
-            .current_dir(self.folder.path())
-            .env("JOBVISOR_TEST_LOG", self.path("starts.log"))
-            .env_remove("JOBVISOR_CONFIG");
+        command.current_dir(self.folder.path()).env("JOBVISOR_TEST_LOG", &self.starts).env_remove("JOBVISOR_CONFIG");
         command.env_remove("JOBVISOR_DATABASE_URL").stdin(Stdio::null());
         command
     }
@@ -280,7 +383,7 @@ impl World {
     /// The lines that jobs have written at their start: `start JOB ATTEMPT PID`.
     #[must_use]
     pub fn starts(&self) -> Vec<Start> {
-        let log = fs::read_to_string(self.path("starts.log")).unwrap_or_default();
+        let log = fs::read_to_string(&self.starts).unwrap_or_default();
         log.lines().filter_map(Start::parse).collect()
     }
 
@@ -288,8 +391,7 @@ impl World {
     #[must_use]
     pub fn processes_of(&self, job: i64) -> Vec<i32> {
         // Other worlds have a job of this number too, but no other start log.
-        let marks =
-            [format!("JOBVISOR_JOB_ID={job}"), format!("JOBVISOR_TEST_LOG={}", self.path("starts.log").display())];
+        let marks = [format!("JOBVISOR_JOB_ID={job}"), format!("JOBVISOR_TEST_LOG={}", self.starts.display())];
         carrying(&[&marks[0], &marks[1]])
     }
 
