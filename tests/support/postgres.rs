@@ -217,7 +217,8 @@ fn as_user(program: &Path, arguments: &[&str]) -> Vec<String> {
 }
 
 /// One of Postgres's programs: of the newest version in Debian's place, else from `PATH`.
-fn bin(program: &str) -> PathBuf {
+#[must_use]
+pub fn bin(program: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
     newest.map_or_else(

@@ -7,10 +7,12 @@
 mod endings;
 mod kills;
 mod latency;
+mod limits;
 mod memory;
 mod noop;
 mod records;
 mod report;
+mod wake;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -57,6 +59,11 @@ fn one(part: &str, scale: Scale, folder: &Path, report: &mut Report) {
         "latency" => latency::death_to_record(scale, report),
         "noop" => noop::beside_a_bare_loop(scale, &folder.join("noop"), report),
         "memory" => memory::resident(scale, &folder.join("noop"), report),
+        "store" => limits::drain(scale, report),
+        "enqueue" => limits::enqueue(scale, report),
+        "wake" => wake::first_byte(scale, report),
+        "idle" => wake::idle(scale, report),
+        "rescue" => wake::rescue(scale, report),
         "kills" => kills::of_supervisor_and_warden(scale, report),
         other => report.check("the part is known", false, other),
     }
