@@ -105,10 +105,23 @@ const SQLITE_PASSING: [i32; 6] = [5, 6, 10, 13, 14, 15];
 /// Length of Postgres's codes; SQLite's have at most four digits.
 const SQLSTATE: usize = 5;
 
-/// Postgres's classes and codes for what may pass: connection exceptions, serialization and deadlock, out of resources, lock
-/// not available, operator intervention (shutdown, cancelled by `statement_timeout`, cannot connect now), system errors (I/O), read-only
-/// (a server that is a standby for now).
-const POSTGRES_PASSING: [&str; 7] = ["08", "40", "53", "55P03", "57", "58", "25006"];
+/// Postgres's classes and codes for what may pass, after which a new connection is tried:
+/// - `08` connection, `53` out of resources (disk, memory, connections), `58` I/O of the server;
+/// - `57` shutdown, crash, starting up, cancelled (by `statement_timeout` too);
+/// - `40` serialization and deadlock, `55P03` a lock not had in time;
+/// - `25P02`, `25P03`, `25P04` a transaction that broke or took too long; `25006` read-only: a standby for now;
+/// - `26000`, `42P05` a statement's name that the session does not know, or knows already: a pooler swapped the session.
+///
+/// Not `XX` (internal, corrupted): one row may cause it, and a batch must then be taken apart rather than held for ever. Not
+/// `28` (password) and `3D` (no such database): waiting does not help, a person must.
+const POSTGRES_PASSING: [&str; 12] =
+    ["08", "25006", "25P02", "25P03", "25P04", "26000", "40", "42P05", "53", "55P03", "57", "58"];
+
+/// Those of them by which a pooler shows itself.
+const POSTGRES_FOREIGN: [&str; 2] = ["26000", "42P05"];
+
+/// Where Postgres says (as 0A000) that a statement prepared earlier no longer fits its tables: a new connection prepares anew.
+const POSTGRES_OUTDATED_PLAN: &str = "RevalidateCachedQuery";
 
 impl StoreError {
     /// Sorts a driver's error: does the database not answer for now, or did it refuse?
@@ -122,6 +135,12 @@ impl StoreError {
         matches!(self, Self::Unavailable { .. })
     }
 
+    /// Whether another session answered than the one that prepared the statement.
+    pub(crate) fn is_of_a_foreign_session(&self) -> bool {
+        let Self::Unavailable { source: sqlx::Error::Database(inner), .. } = self else { return false };
+        inner.code().is_some_and(|code| POSTGRES_FOREIGN.contains(&code.as_ref()))
+    }
+
     pub(crate) fn corrupt(what: impl Into<String>) -> Self {
         Self::Corrupt { what: what.into() }
     }
@@ -130,10 +149,16 @@ impl StoreError {
 #[expect(clippy::wildcard_enum_match_arm, reason = "the driver's enums are open: what is not known to pass does not")]
 fn passes(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => true,
-        sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
+        // How a certificate that is not trusted comes.
+        sqlx::Error::Io(inner) => inner.kind() != std::io::ErrorKind::InvalidData,
+        sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => true,
+        sqlx::Error::Protocol(_) => true,
         sqlx::Error::Database(inner) => match inner.code() {
-            Some(code) if code.len() == SQLSTATE => POSTGRES_PASSING.iter().any(|passing| code.starts_with(passing)),
+            Some(code) if code.len() == SQLSTATE => {
+                POSTGRES_PASSING.iter().any(|passing| code.starts_with(passing))
+                    || inner.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().and_then(|inner| inner.routine())
+                        == Some(POSTGRES_OUTDATED_PLAN)
+            }
             code => code
                 .and_then(|code| code.parse::<i32>().ok())
                 .is_some_and(|code| SQLITE_PASSING.contains(&(code & 0xff))),
@@ -145,5 +170,85 @@ fn passes(error: &sqlx::Error) -> bool {
             _ => false,
         },
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+    use std::fmt;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Coded(&'static str);
+
+    impl fmt::Display for Coded {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl std::error::Error for Coded {}
+
+    impl sqlx::error::DatabaseError for Coded {
+        fn message(&self) -> &str {
+            self.0
+        }
+
+        fn code(&self) -> Option<Cow<'_, str>> {
+            Some(Cow::Borrowed(self.0))
+        }
+
+        fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+            self
+        }
+
+        fn as_error_mut(&mut self) -> &mut (dyn std::error::Error + Send + Sync + 'static) {
+            self
+        }
+
+        fn into_error(self: Box<Self>) -> Box<dyn std::error::Error + Send + Sync + 'static> {
+            self
+        }
+
+        fn kind(&self) -> sqlx::error::ErrorKind {
+            sqlx::error::ErrorKind::Other
+        }
+    }
+
+    fn is_passing(code: &'static str) -> bool {
+        StoreError::sort("test", sqlx::Error::Database(Box::new(Coded(code)))).is_unavailable()
+    }
+
+    #[test]
+    fn what_may_pass_on_postgres_is_told_from_what_does_not() {
+        let passing = [
+            "08000", "08006", "08P01", "40001", "40P01", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P02",
+            "57P03", "57P05", "58030", "25006", "25P02", "25P03", "25P04", "26000", "42P05",
+        ];
+        for code in passing {
+            assert!(is_passing(code), "{code}");
+        }
+        let lasting = [
+            "0A000", "22P02", "22P05", "22021", "23505", "23514", "28P01", "28000", "3D000", "3F000", "42501", "42601",
+            "42703", "42P01", "54000", "P0001", "XX000", "XX001",
+        ];
+        for code in lasting {
+            assert!(!is_passing(code), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_busy_sqlite_passes_and_a_constraint_does_not() {
+        assert!(is_passing("5") && is_passing("517") && is_passing("10"));
+        assert!(!is_passing("19") && !is_passing("2067"));
+    }
+
+    #[test]
+    fn a_certificate_that_is_not_trusted_does_not_pass() {
+        let untrusted = std::io::Error::new(std::io::ErrorKind::InvalidData, "invalid peer certificate");
+        assert!(!StoreError::sort("test", sqlx::Error::Io(untrusted)).is_unavailable());
+        assert!(StoreError::sort("test", sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())).is_unavailable());
     }
 }

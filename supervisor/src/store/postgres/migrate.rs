@@ -10,7 +10,7 @@ use sqlx::Connection;
 use sqlx::migrate::Migrator;
 use sqlx::postgres::PgConnection;
 
-use super::conn::{self, Connections};
+use super::conn::Connections;
 use crate::store::error::StoreError;
 use crate::store::schema;
 
@@ -28,20 +28,12 @@ pub(super) fn sql() -> String {
 
 /// Steps that the database lacks.
 pub(super) async fn pending(conns: &Connections) -> Result<usize, StoreError> {
-    let mut conn = conn::connect(conns.options(), STEP).await?;
-    let missing = schema::missing(&STEPS, &applied(&mut conn).await?);
-    // It goes either way.
-    conn.close().await.ok();
-    Ok(missing)
+    conns.run_apart(STEP, |conn| Box::pin(async move { Ok(schema::missing(&STEPS, &applied(conn).await?)) })).await
 }
 
 /// Makes sure that the schema serves this program. A standby cannot be migrated; [`StoreError::Unavailable`] says so.
 pub(super) async fn bring_up(conns: &Connections, allowed: bool) -> Result<(), StoreError> {
-    let options = conns.options().clone().options([("statement_timeout", "0")]);
-    let mut conn = conn::connect(&options, "connect").await?;
-    let done = serve(&mut conn, allowed).await;
-    conn.close().await.ok();
-    done
+    conns.run_apart("connect", move |conn| Box::pin(serve(conn, allowed))).await
 }
 
 async fn serve(conn: &mut PgConnection, allowed: bool) -> Result<(), StoreError> {

@@ -27,6 +27,7 @@ mod pause;
 mod query;
 mod rescue;
 mod retention;
+mod route;
 mod row;
 mod terms;
 
@@ -88,7 +89,7 @@ impl PostgresStore {
     /// # Errors
     /// As [`SqliteStore::lock_for_supervisor`](crate::store::sqlite::SqliteStore::lock_for_supervisor).
     pub fn lock_for_supervisor(url: &str, state_dir: &Path, name: &str) -> Result<LockFile, StoreError> {
-        let (database, identity) = conn::identity(url)?;
+        let (database, identity) = route::identity(url)?;
         let folder = lock::folder_name("pg", &database, identity.as_bytes());
         let path = state_dir.join(&folder);
         std::fs::create_dir_all(&path).map_err(|source| StoreError::Io { step: "make", path: path.clone(), source })?;
