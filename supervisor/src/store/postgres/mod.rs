@@ -29,6 +29,7 @@ mod rescue;
 mod retention;
 mod route;
 mod row;
+mod sleep;
 mod terms;
 
 use std::path::Path;
@@ -98,6 +99,7 @@ impl PostgresStore {
 
     /// Closes all connections. Other handles fail from then on.
     pub async fn close(self) {
+        self.wake.close();
         self.conns.close().await;
     }
 }

