@@ -12,6 +12,7 @@ mod enqueue;
 mod finish;
 mod fixture;
 mod model;
+mod postgres;
 mod query;
 mod sqlite;
 mod support;

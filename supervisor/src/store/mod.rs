@@ -15,6 +15,7 @@
 mod error;
 mod lock;
 mod model;
+mod outcome;
 pub mod postgres;
 mod schema;
 pub mod sqlite;

@@ -1,25 +1,86 @@
-//! What people do to jobs: cancel and retry.
+//! What people do to jobs: cancel and retry, by the functions that are there for everyone.
+
+use sqlx::postgres::{PgConnection, PgRow};
 
 use super::PostgresStore;
+use super::conn::Work;
+use super::row::{attempt, get, id, id_list, state};
 use crate::domain::ids::{JobId, Term};
 use crate::store::error::StoreError;
 use crate::store::model::{Acted, CancelRequest};
+use crate::store::outcome::text;
 
-#[expect(clippy::unused_async, unused_variables, reason = "not built")]
+const CANCEL: &str = "cancel jobs";
+const RETRY: &str = "retry jobs";
+
 pub(super) async fn cancel(
     store: &PostgresStore,
     ids: Vec<JobId>,
     by: &str,
 ) -> Result<Vec<(JobId, Acted)>, StoreError> {
-    Err(StoreError::corrupt("not built"))
+    let by = text(by);
+    act(store, CANCEL, move |conn| {
+        Box::pin(async move {
+            sqlx::query("SELECT job AS id, acted, state FROM jobvisor.cancel_many($1::bigint[], $2)")
+                .bind(id_list(ids))
+                .bind(by)
+                .fetch_all(conn)
+                .await
+                .map_err(|e| StoreError::sort(CANCEL, e))
+        })
+    })
+    .await
 }
 
-#[expect(clippy::unused_async, unused_variables, reason = "not built")]
-pub(super) async fn cancel_requests(store: &PostgresStore, term: Term) -> Result<Vec<CancelRequest>, StoreError> {
-    Err(StoreError::corrupt("not built"))
-}
-
-#[expect(clippy::unused_async, unused_variables, reason = "not built")]
 pub(super) async fn retry(store: &PostgresStore, ids: Vec<JobId>) -> Result<Vec<(JobId, Acted)>, StoreError> {
-    Err(StoreError::corrupt("not built"))
+    act(store, RETRY, move |conn| {
+        Box::pin(async move {
+            sqlx::query("SELECT job AS id, acted, state FROM jobvisor.retry_many($1::bigint[])")
+                .bind(id_list(ids))
+                .fetch_all(conn)
+                .await
+                .map_err(|e| StoreError::sort(RETRY, e))
+        })
+    })
+    .await
+}
+
+async fn act<F>(store: &PostgresStore, step: &'static str, work: F) -> Result<Vec<(JobId, Acted)>, StoreError>
+where
+    F: for<'c> FnOnce(&'c mut PgConnection) -> Work<'c, Vec<PgRow>> + Send + 'static,
+{
+    store.conns.run(step, work).await?.iter().map(acted).collect()
+}
+
+fn acted(row: &PgRow) -> Result<(JobId, Acted), StoreError> {
+    let acted = match get(row, "acted")? {
+        "done" => Acted::Done,
+        "requested" => Acted::Requested,
+        "refused" => Acted::Refused(state(row)?),
+        "missing" => Acted::Missing,
+        other => return Err(StoreError::corrupt(format!("acted is `{other}`"))),
+    };
+    Ok((id(row)?, acted))
+}
+
+pub(super) async fn cancel_requests(store: &PostgresStore, term: Term) -> Result<Vec<CancelRequest>, StoreError> {
+    const STEP: &str = "read what is to be cancelled";
+    let rows = store
+        .conns
+        .run(STEP, move |conn| {
+            Box::pin(async move {
+                sqlx::query(
+                    "SELECT id, attempt, coalesce(cancel_by, '') AS cancel_by FROM jobvisor.jobs
+                     WHERE state = 'running' AND term = $1 AND cancel_requested ORDER BY id",
+                )
+                .bind(term.0)
+                .fetch_all(conn)
+                .await
+                .map_err(|e| StoreError::sort(STEP, e))
+            })
+        })
+        .await?;
+    rows.iter()
+        .map(|row| Ok(CancelRequest { job: id(row)?, attempt: attempt(row)?, by: get(row, "cancel_by")? }))
+        .collect()
 }

@@ -13,6 +13,7 @@ use crate::domain::job::{Budget, Job, JobState};
 use crate::domain::retry::Backoff;
 use crate::domain::units::Bytes;
 use crate::store::error::StoreError;
+pub(super) use crate::store::outcome::to_json;
 
 /// The columns that [`job`] reads.
 macro_rules! job_columns {
@@ -80,11 +81,6 @@ pub(super) fn sql_time(time: Timestamp) -> jiff_sqlx::Timestamp {
 pub(super) fn json_or_none<T: serde::de::DeserializeOwned>(row: &PgRow, column: &str) -> Result<Option<T>, StoreError> {
     let text: Option<&str> = get(row, column)?;
     text.map(|text| serde_json::from_str(text).map_err(|e| StoreError::corrupt(format!("{column}: {e}")))).transpose()
-}
-
-/// A type of ours as JSON text.
-pub(super) fn to_json<T: serde::Serialize>(value: &T) -> Result<String, StoreError> {
-    serde_json::to_string(value).map_err(|e| StoreError::corrupt(format!("a value has no JSON form: {e}")))
 }
 
 /// Ids as the driver takes them.

@@ -1,11 +1,8 @@
 //! Recording how attempts ended.
 //!
 //! A batch is one transaction; each outcome is one statement that compares the fence and moves the job (I5), and one more
-//! for the attempt's row. An outcome that no longer matches goes to [`late`].
-//!
-//! Recording cannot fail for its content (I10): texts go through [`printable`]; a batch that the database refuses is
-//! halved down to the outcome at fault, which is then recorded with its result as text and, if that is refused too,
-//! without result and story. Either is said in the verdict's `contributing`.
+//! for the attempt's row. An outcome that no longer matches goes to [`late`]; what a refused one leaves out, see
+//! [`outcome`](crate::store::outcome).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,58 +10,21 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::row::{state, time, to_json};
+use super::row::{state, time};
 use super::{SqliteStore, depend, late};
-use crate::domain::cause::Cause;
 use crate::domain::clock;
+use crate::domain::ids::Fence;
 use crate::domain::job::JobState;
 use crate::domain::retry::Next;
-use crate::domain::text::printable;
-use crate::domain::verdict::{Ending, Verdict};
 use crate::store::error::StoreError;
-use crate::store::model::{AttemptRecord, Finish, Finished};
+use crate::store::model::{Finish, Finished};
+use crate::store::outcome::{Detail, Story, cause, code, in_parts, leaves_row, peak, result, target};
 
 pub(super) const STEP: &str = "record outcomes";
 
-/// How much of an outcome is recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Detail {
-    /// All of it.
-    Full,
-    /// All of it, the result as a JSON string.
-    ResultAsText,
-    /// Where the job goes, and the verdict.
-    Minimal,
-}
-
 pub(super) async fn finish(store: &SqliteStore, outcomes: &[Finish]) -> Result<Vec<Finished>, StoreError> {
     let outcomes: Arc<[Finish]> = Arc::from(outcomes);
-    let mut done = Vec::with_capacity(outcomes.len());
-    let mut todo = vec![(0..outcomes.len(), Detail::Full)];
-    while let Some((range, detail)) = todo.pop() {
-        let error = match record_range(store, Arc::clone(&outcomes), range.clone(), detail).await {
-            Ok(recorded) => {
-                done.extend(recorded);
-                continue;
-            }
-            Err(error) if error.is_unavailable() => return Err(error),
-            Err(error) => error,
-        };
-        if range.len() > 1 {
-            let middle = range.start + range.len() / 2;
-            todo.push((middle..range.end, detail));
-            todo.push((range.start..middle, detail));
-            continue;
-        }
-        let next = match detail {
-            Detail::Full => Detail::ResultAsText,
-            Detail::ResultAsText => Detail::Minimal,
-            Detail::Minimal => return Err(error),
-        };
-        tracing::warn!(%error, ?next, "an outcome was refused as it was; recording less of it");
-        todo.push((range, next));
-    }
-    Ok(done)
+    in_parts(outcomes.len(), |range, detail| record_range(store, Arc::clone(&outcomes), range, detail)).await
 }
 
 async fn record_range(
@@ -73,9 +33,6 @@ async fn record_range(
     range: Range<usize>,
     detail: Detail,
 ) -> Result<Vec<Finished>, StoreError> {
-    if range.is_empty() {
-        return Ok(Vec::new());
-    }
     store
         .write(STEP, move |conn| {
             Box::pin(async move {
@@ -113,35 +70,9 @@ async fn record(
         return late::recall(conn, outcome, now).await;
     };
     if leaves_row(outcome) {
-        insert_attempt(conn, outcome, detail, time(&row, "claimed_at")?, now).await?;
+        insert_attempt(conn, outcome.fence, Story::of(outcome, detail)?, time(&row, "claimed_at")?, now).await?;
     }
     Ok(Finished::Recorded(state(&row)?))
-}
-
-const fn target(next: Next) -> JobState {
-    match next {
-        Next::Succeeded => JobState::Succeeded,
-        Next::Dead => JobState::Dead,
-        Next::Cancelled => JobState::Cancelled,
-        Next::PutBack(delay) if delay.is_zero() => JobState::Queued,
-        Next::PutBack(_) => JobState::Scheduled,
-    }
-}
-
-/// The word under which an outcome is known again.
-pub(super) fn code(verdict: Option<&Verdict>) -> &'static str {
-    match verdict.map(|v| v.ending) {
-        None => "given_back",
-        Some(Ending::Succeeded) => "succeeded",
-        Some(Ending::Snoozed) => "snoozed",
-        Some(Ending::Failed(cause)) => cause.code(),
-    }
-}
-
-/// Every attempt leaves a row but a light one that went well: only that may come without its story.
-fn leaves_row(outcome: &Finish) -> bool {
-    let went_well = matches!(outcome.verdict.as_ref().map(|v| v.ending), Some(Ending::Succeeded | Ending::Snoozed));
-    outcome.record.is_some() || !went_well
 }
 
 /// Moves the job if the fence holds; `None`: it does not.
@@ -153,12 +84,10 @@ async fn move_job(
     detail: Detail,
     now: Timestamp,
 ) -> Result<Option<SqliteRow>, StoreError> {
-    let state = target(outcome.decision.next);
     let due = match outcome.decision.next {
         Next::PutBack(delay) => Some(now.checked_add(delay).unwrap_or(Timestamp::MAX)),
         Next::Succeeded | Next::Cancelled | Next::Dead => None,
     };
-    let verdict = outcome.verdict.as_ref();
     sqlx::query(
         "UPDATE jobs SET state = CASE WHEN ?10 IS NOT NULL AND cancel_requested THEN 'cancelled' ELSE ?4 END,
              term = NULL, claim_seq = NULL, last_term = ?3, last_outcome = ?5,
@@ -173,12 +102,12 @@ async fn move_job(
     .bind(outcome.fence.job.0)
     .bind(i64::from(outcome.fence.attempt.0))
     .bind(outcome.fence.term.to_string())
-    .bind(state.code())
-    .bind(code(verdict))
+    .bind(target(outcome.decision.next).code())
+    .bind(code(outcome.verdict.as_ref()))
     .bind(i64::from(outcome.decision.refund))
     .bind(i64::from(outcome.decision.interruption))
-    .bind(result(outcome, state, detail)?)
-    .bind(verdict.and_then(|v| v.ending.cause()).map(Cause::code))
+    .bind(result(outcome, detail)?)
+    .bind(cause(outcome))
     .bind(due.map(Timestamp::as_microsecond))
     .bind(now.as_microsecond())
     .bind(peak(outcome))
@@ -187,76 +116,34 @@ async fn move_job(
     .map_err(|e| StoreError::sort(STEP, e))
 }
 
-fn result(outcome: &Finish, state: JobState, detail: Detail) -> Result<Option<String>, StoreError> {
-    let Some(text) = outcome.result.as_ref().filter(|_| state == JobState::Succeeded) else { return Ok(None) };
-    match detail {
-        Detail::Full => Ok(Some(text.clone())),
-        Detail::ResultAsText => to_json(text).map(Some),
-        Detail::Minimal => Ok(None),
-    }
-}
-
-fn peak(outcome: &Finish) -> Option<i64> {
-    let process = outcome.record.as_ref()?.evidence.process.as_ref()?;
-    process.memory.peak.map(|peak| peak.as_i64())
-}
-
-/// Says in the verdict what was left out.
-fn noted(verdict: &Verdict, detail: Detail) -> Verdict {
-    let note = match detail {
-        Detail::Full => None,
-        Detail::ResultAsText => Some("the database refused the result as JSON; it is kept as text"),
-        Detail::Minimal => Some("the database refused the result and the story of this attempt; they were left out"),
-    };
-    let mut verdict = verdict.clone();
-    verdict.contributing.extend(note.map(str::to_owned));
-    verdict
-}
-
-fn reduced(record: &AttemptRecord, detail: Detail) -> AttemptRecord {
-    match detail {
-        Detail::Full | Detail::ResultAsText => record.clone(),
-        Detail::Minimal => AttemptRecord {
-            started_at: record.started_at,
-            ended_at: record.ended_at,
-            supervisor: record.supervisor.clone(),
-            host: record.host.clone(),
-            ..AttemptRecord::default()
-        },
-    }
-}
-
 async fn insert_attempt(
     conn: &mut SqliteConnection,
-    outcome: &Finish,
-    detail: Detail,
+    fence: Fence,
+    story: Story,
     claimed_at: Timestamp,
     now: Timestamp,
 ) -> Result<(), StoreError> {
-    let verdict = outcome.verdict.as_ref().map(|verdict| noted(verdict, detail));
-    let record = outcome.record.as_ref().map(|record| reduced(record, detail)).unwrap_or_default();
-    let text = |text: &str| printable(text.as_bytes()).into_owned();
     sqlx::query(
         "INSERT INTO attempts (job_id, attempt, term, outcome, verdict, charged, claimed_at, started_at, ended_at,
              finished_at, supervisor, host, message, trace, output_tail, evidence)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
     )
-    .bind(outcome.fence.job.0)
-    .bind(i64::from(outcome.fence.attempt.0))
-    .bind(outcome.fence.term.to_string())
-    .bind(code(verdict.as_ref()))
-    .bind(verdict.as_ref().map(to_json).transpose()?)
-    .bind(!outcome.decision.refund)
+    .bind(fence.job.0)
+    .bind(i64::from(fence.attempt.0))
+    .bind(fence.term.to_string())
+    .bind(story.outcome)
+    .bind(story.verdict)
+    .bind(story.charged)
     .bind(claimed_at.as_microsecond())
-    .bind(record.started_at.map(Timestamp::as_microsecond))
-    .bind(record.ended_at.map(Timestamp::as_microsecond))
+    .bind(story.started_at.map(Timestamp::as_microsecond))
+    .bind(story.ended_at.map(Timestamp::as_microsecond))
     .bind(now.as_microsecond())
-    .bind(text(&record.supervisor))
-    .bind(text(&record.host))
-    .bind(record.message.as_deref().map(text))
-    .bind(record.trace.as_deref().map(text))
-    .bind(text(&record.output_tail))
-    .bind(to_json(&record.evidence)?)
+    .bind(story.supervisor)
+    .bind(story.host)
+    .bind(story.message)
+    .bind(story.trace)
+    .bind(story.output_tail)
+    .bind(story.evidence)
     .execute(conn)
     .await
     .map(|_| ())

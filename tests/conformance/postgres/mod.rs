@@ -1,0 +1,4 @@
+//! What only the Postgres store has.
+
+mod finish;
+mod sql;
