@@ -8,7 +8,7 @@ use jobvisor::domain::ids::{AttemptNo, JobId, Term};
 use jobvisor::domain::job::JobState;
 use jobvisor::domain::retry::Next;
 use jobvisor::domain::units::Bytes;
-use jobvisor::store::{Acted, ClaimKind, ClaimRequest, Finished, NewJob, Promoted};
+use jobvisor::store::{Acted, ClaimKind, ClaimRequest, Finished, LossProof, NewJob, Promoted};
 
 use crate::fixture::Fixture;
 use crate::support::{
@@ -184,6 +184,8 @@ pub(crate) async fn only_rows_of_terms_that_do_not_live_are_rescuable(fixture: &
     let done = running(store, lost).await;
     finish(store, success(done)).await;
     assert_eq!(store.cancel(&[left.job], "me").await.unwrap(), [(left.job, Acted::Requested)]);
+    let beat = store.terms().await.unwrap().iter().find(|row| row.term == lost).unwrap().beat;
+    assert!(store.declare_lost(lost, beat, LossProof::ProcessGone).await.unwrap());
     let found = store.rescuable(&[living]).await.unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].fence, found[0].kind.as_str()), (left, "k"));

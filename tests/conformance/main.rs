@@ -90,6 +90,5 @@ conformance! {
         prune_keeps_what_is_unfinished_and_what_is_young,
         the_term_that_claims_is_never_forgotten,
         terms_are_told_newest_first_with_their_end,
-        a_schedule_knows_its_unfinished_jobs,
-        another_process_s_commit_wakes_and_an_own_one_does_not;
+        a_schedule_knows_its_unfinished_jobs;
 }

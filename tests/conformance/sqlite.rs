@@ -363,3 +363,23 @@ fn finish_child(mut child: Child) -> Vec<JobId> {
     assert!(child.wait().unwrap().success(), "an enqueuing process failed");
     ids
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_process_s_commit_wakes_and_an_own_one_does_not() {
+    let fixture = Sqlite::new().await;
+    let store = fixture.shared();
+    let other = fixture.another().await;
+    let wake = |store: std::sync::Arc<dyn Store>| tokio::spawn(async move { store.changed().await });
+    // What the other one did while opening may have been a change: one wake is its due.
+    let _drained = tokio::time::timeout(Duration::from_millis(200), store.changed()).await;
+    let waiter = wake(std::sync::Arc::clone(&store));
+    for _ in 0..20 {
+        add(&*store, new_job("k")).await;
+    }
+    assert!(!waiter.is_finished(), "an own write is no news");
+    add(&*other, new_job("k")).await;
+    tokio::time::timeout(Duration::from_secs(10), waiter).await.expect("the other's write must wake").unwrap();
+    add(&*other, new_job("k")).await;
+    let before_waiting = wake(store);
+    tokio::time::timeout(Duration::from_secs(10), before_waiting).await.expect("also one that came before").unwrap();
+}

@@ -20,6 +20,7 @@ mod conn;
 mod depend;
 mod enqueue;
 mod finish;
+mod heal;
 mod late;
 mod listen;
 mod migrate;
@@ -55,6 +56,12 @@ use crate::store::model::{
 pub struct PostgresStore {
     conns: Arc<conn::Connections>,
     wake: Arc<listen::Wake>,
+    /// Where claims stand.
+    positions: Arc<claim::Positions>,
+    /// Where the look after waiting jobs stands.
+    waiting: Arc<heal::Window>,
+    /// Where the walk of retention stands.
+    old: Arc<retention::Walk>,
 }
 
 impl PostgresStore {
@@ -66,7 +73,13 @@ impl PostgresStore {
     pub async fn open(url: &str, migrate: bool) -> Result<Self, StoreError> {
         let conns = Arc::new(conn::Connections::new(url)?);
         migrate::bring_up(&conns, migrate).await?;
-        Ok(Self { wake: Arc::new(listen::Wake::new(Arc::clone(&conns))), conns })
+        Ok(Self {
+            wake: Arc::new(listen::Wake::new(Arc::clone(&conns))),
+            conns,
+            positions: Arc::default(),
+            waiting: Arc::default(),
+            old: Arc::default(),
+        })
     }
 
     /// How many steps the schema lacks.

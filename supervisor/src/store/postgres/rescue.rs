@@ -1,20 +1,83 @@
-//! Finding running rows that nobody works on.
+//! Finding running rows that nobody works on. Ending them is `finish` under their old fence.
+//!
+//! It looks for a state, "running under a term that is over", not for an event: a claim that commits after its term was declared
+//! lost is found by the next look.
 
-use super::PostgresStore;
-use crate::domain::ids::{AttemptNo, JobId, Term};
+use std::collections::HashMap;
+
+use super::row::{attempt, backoff, budget, cut, get, id, size, term, time};
+use super::{PostgresStore, terms};
+use crate::domain::ids::{AttemptNo, Fence, JobId, Term};
 use crate::store::error::StoreError;
-use crate::store::model::Rescuable;
+use crate::store::model::{Rescuable, TermRow};
 
-#[expect(clippy::unused_async, unused_variables, reason = "not built")]
+/// Rows of a term that were claimed with a sequence below `below`.
 pub(super) async fn own_rows(
     store: &PostgresStore,
     own: Term,
     below: u64,
 ) -> Result<Vec<(JobId, AttemptNo)>, StoreError> {
-    Err(StoreError::corrupt("not built"))
+    const STEP: &str = "read the rows of a term";
+    let rows = store
+        .conns
+        .run(STEP, move |conn| {
+            Box::pin(async move {
+                sqlx::query(
+                    "SELECT id, attempt FROM jobvisor.jobs WHERE state = 'running' AND term = $1 AND claim_seq < $2
+                     ORDER BY id",
+                )
+                .bind(own.0)
+                .bind(cut(below))
+                .fetch_all(conn)
+                .await
+                .map_err(|e| StoreError::sort(STEP, e))
+            })
+        })
+        .await?;
+    rows.iter().map(|row| Ok((id(row)?, attempt(row)?))).collect()
 }
 
-#[expect(clippy::unused_async, unused_variables, reason = "not built")]
+/// Running rows of terms that have ended, were declared lost, or are not known.
 pub(super) async fn rescuable(store: &PostgresStore, living: &[Term]) -> Result<Vec<Rescuable>, StoreError> {
-    Err(StoreError::corrupt("not built"))
+    const STEP: &str = "find attempts whose supervisor is gone";
+    let living: Vec<_> = living.iter().map(|term| term.0).collect();
+    let rows = store
+        .conns
+        .run(STEP, move |conn| {
+            Box::pin(async move {
+                sqlx::query(
+                    "SELECT j.id, j.attempt, j.term, j.kind, j.charged, j.max_attempts, j.interruptions,
+                         j.max_interruptions, j.backoff::text AS backoff, j.memory, j.claimed_at, j.cancel_requested
+                     FROM jobvisor.jobs j
+                     WHERE j.state = 'running' AND j.term <> ALL ($1) AND NOT EXISTS (
+                         SELECT FROM jobvisor.supervisors s
+                         WHERE s.term = j.term AND s.lost_at IS NULL AND s.ended_at IS NULL)
+                     ORDER BY j.id",
+                )
+                .bind(living)
+                .fetch_all(conn)
+                .await
+                .map_err(|e| StoreError::sort(STEP, e))
+            })
+        })
+        .await?;
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let known: HashMap<Term, TermRow> = terms::all(store).await?.into_iter().map(|row| (row.term, row)).collect();
+    rows.iter()
+        .map(|row| {
+            let over = term(row, "term")?;
+            Ok(Rescuable {
+                fence: Fence { job: id(row)?, attempt: attempt(row)?, term: over },
+                kind: get(row, "kind")?,
+                budget: budget(row)?,
+                backoff: backoff(row)?,
+                memory: size(row, "memory")?.unwrap_or_default(),
+                claimed_at: time(row, "claimed_at")?,
+                term: known.get(&over).cloned(),
+                cancel_requested: get(row, "cancel_requested")?,
+            })
+        })
+        .collect()
 }
