@@ -2,6 +2,9 @@
 #![expect(unsafe_code, reason = "faults are made with the calls that make them")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "what it prints is what the tests read")]
 
+#[path = "step_child.rs"]
+mod step_child;
+
 use std::fs;
 use std::fs::OpenOptions;
 use std::io::Read;
@@ -55,6 +58,7 @@ fn act(mode: &str, rest: &[&str]) -> ExitCode {
         "append" => append(rest[0], number(rest, 1)),
         "work" => return work(rest[0], number(rest, 1), number(rest, 2)),
         "stamp" => return stamp(rest),
+        "step" => return step_child::step(rest),
         "helper-append" => append(rest[0], 0),
         "ignore-term" if rest.is_empty() => {
             ignore_term();

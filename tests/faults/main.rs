@@ -8,6 +8,8 @@ mod causes;
 mod life;
 mod memory;
 mod process;
+#[cfg(feature = "failpoints")]
+mod steps;
 mod words;
 
 /// `few` in an ordinary run, `N` times as many in a campaign, at least one on a slow lane.

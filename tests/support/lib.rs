@@ -3,7 +3,9 @@
 use std::time::Duration;
 use std::time::Instant;
 
+pub mod kin;
 pub mod postgres;
+pub mod steps;
 pub mod world;
 
 /// Waits until `ready` answers `Ok`; on the way it answers what is still missing, which the panic shows. `limit` is for a

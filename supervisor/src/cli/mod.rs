@@ -23,12 +23,14 @@ mod wait;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::ColorChoice;
 use clap::Parser;
 use clap::Subcommand;
 
 use crate::cli::failure::Failure;
+use crate::store::Store;
 use crate::warden;
 
 /// Background jobs whose deaths are recorded with their true cause and its proof.
@@ -90,9 +92,17 @@ enum Command {
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
+    main_with(|store| store)
+}
+
+/// The same, for a program that puts something of its own between a supervisor and its store (to count, trace or refuse what
+/// is asked of it): `wrap` gets the store of the configuration and answers the one that `run` works with. Other commands use
+/// the store as it is.
+#[must_use]
+pub fn main_with(wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store>) -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
-        Command::Run(args) => run::run(&cli.global, args),
+        Command::Run(args) => run::run(&cli.global, args, &wrap),
         Command::Enqueue(args) => enqueue::run(&cli.global, args),
         Command::Inspect(args) => inspect::run(&cli.global, args),
         Command::List(args) => list::run(&cli.global, args),

@@ -45,7 +45,11 @@ pub(crate) struct Args {
     fail_on_dead: bool,
 }
 
-pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(
+    global: &Global,
+    args: &Args,
+    wrap: &dyn Fn(Arc<dyn Store>) -> Arc<dyn Store>,
+) -> Result<ExitCode, Failure> {
     let place = Place::find(global)?;
     let Some(config) = &place.config else {
         return Err(Failure::usage(format!("`run` needs a configuration; there is no `{}`", global.config.display())));
@@ -77,7 +81,7 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|error| Failure::failed(&error))?;
     let done = runtime.block_on(async {
-        let store = place.open(OpenMode::Create).await?;
+        let store = wrap(place.open(OpenMode::Create).await?);
         let left = service::run(prepared, Arc::clone(&store)).await.map_err(could_not_begin)?;
         telemetry::flush();
         finish(global, args, store.as_ref(), left).await

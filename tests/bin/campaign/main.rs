@@ -12,6 +12,7 @@ mod memory;
 mod noop;
 mod records;
 mod report;
+mod steps;
 mod wake;
 
 use std::path::Path;
@@ -65,6 +66,7 @@ fn one(part: &str, scale: Scale, folder: &Path, report: &mut Report) {
         "idle" => wake::idle(scale, report),
         "rescue" => wake::rescue(scale, report),
         "kills" => kills::of_supervisor_and_warden(scale, report),
+        "steps" => steps::each(scale, report),
         other => report.check("the part is known", false, other),
     }
 }
