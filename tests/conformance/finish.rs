@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use jobvisor::domain::cause::Cause;
 use jobvisor::domain::evidence::{Evidence, ExitStatus, MemoryPicture, ProcessEvidence};
-use jobvisor::domain::ids::{AttemptNo, Fence, Term};
+use jobvisor::domain::ids::{AttemptNo, Fence, JobId, Term};
 use jobvisor::domain::job::JobState;
 use jobvisor::domain::retry::Next;
 use jobvisor::domain::units::Bytes;
 use jobvisor::domain::verdict::{Ending, Flag};
-use jobvisor::store::{AttemptRecord, Finish, Finished};
+use jobvisor::store::{AttemptRecord, Finish, Finished, NewJob};
 
 use crate::fixture::Fixture;
 use crate::support::{
@@ -218,6 +218,111 @@ pub(crate) async fn i10_one_bad_outcome_does_not_spoil_its_batch(fixture: &dyn F
         }
     }
     assert_eq!(store.finish(&outcomes).await.unwrap(), [Finished::Already; 9]);
+}
+
+pub(crate) async fn i10_a_row_that_cannot_be_written_in_a_batch_of_fifty_spoils_no_other(fixture: &dyn Fixture) {
+    const REFUSED: usize = 7;
+    const STALE: usize = 23;
+    const MISSING: usize = 31;
+    const NEVER_DUE: usize = 42;
+    let store = fixture.store();
+    let term = begin(store).await;
+    let mut outcomes = Vec::new();
+    for n in 0..50 {
+        let fence = running(store, term).await;
+        outcomes.push(match n {
+            REFUSED => Finish { result: Some("{\"a\": \u{1}".to_owned()), ..success(fence) },
+            STALE => success(Fence { term: Term::new(), ..fence }),
+            MISSING => success(Fence { job: JobId(i64::MAX), ..fence }),
+            NEVER_DUE => failure(fence, Cause::Crash, Next::PutBack(Duration::MAX)),
+            _ => Finish { result: Some(n.to_string()), ..success(fence) },
+        });
+    }
+    let done = store.finish(&outcomes).await.unwrap();
+    for (n, (outcome, done)) in outcomes.iter().zip(done).enumerate() {
+        let expected = match n {
+            STALE | MISSING => Finished::Stale,
+            NEVER_DUE => Finished::Recorded(JobState::Scheduled),
+            _ => Finished::Recorded(JobState::Succeeded),
+        };
+        assert_eq!(done, expected, "outcome {n}");
+        if expected == Finished::Recorded(JobState::Succeeded) {
+            let result = job(store, outcome.fence.job).await.result.unwrap();
+            let wanted = outcome.result.clone().unwrap();
+            let wanted = if n == REFUSED { serde_json::to_string(&wanted).unwrap() } else { wanted };
+            assert_eq!(result, wanted, "outcome {n}");
+        }
+    }
+    assert_eq!(state(store, outcomes[STALE].fence.job).await, JobState::Running);
+    assert_eq!(store.finish(&outcomes[..STALE]).await.unwrap(), [Finished::Already; STALE]);
+}
+
+pub(crate) async fn i2_an_outcome_twice_in_one_batch_is_recorded_once(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let term = begin(store).await;
+    let (one, two) = (running(store, term).await, running(store, term).await);
+    let child = add(store, NewJob { after: vec![one.job, two.job], ..new_job("k") }).await;
+    let done = store.finish(&[success(one), success(one)]).await.unwrap();
+    assert_eq!(done, [Finished::Recorded(JobState::Succeeded), Finished::Already]);
+    assert_eq!(state(store, child).await, JobState::Waiting, "the second parent still runs");
+    let lost = refunded(failure(two, Cause::WardenLost, Next::PutBack(NOW)), true);
+    let done = store.finish(&[lost.clone(), lost]).await.unwrap();
+    assert_eq!(done, [Finished::Recorded(JobState::Queued), Finished::Already]);
+    let budget = job(store, two.job).await.budget;
+    assert_eq!((budget.charged, budget.interruptions), (0, 1), "given back once");
+}
+
+pub(crate) async fn two_parents_of_one_child_in_one_batch_release_it_once(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let term = begin(store).await;
+    let mut parents = Vec::new();
+    for _ in 0..4 {
+        parents.push(running(store, term).await);
+    }
+    let after = |fences: &[Fence]| NewJob { after: fences.iter().map(|f| f.job).collect(), ..new_job("k") };
+    let child = add(store, after(&parents[..2])).await;
+    let of_three = add(store, after(&parents[..3])).await;
+    let doomed = add(store, after(&parents[1..])).await;
+    let below = add(store, NewJob { after: vec![child, doomed], ..new_job("k") }).await;
+    let done = store.finish(&[success(parents[0]), success(parents[1])]).await.unwrap();
+    assert_eq!(done, [Finished::Recorded(JobState::Succeeded); 2]);
+    for (id, expected) in [(child, JobState::Queued), (of_three, JobState::Waiting), (doomed, JobState::Waiting)] {
+        assert_eq!(state(store, id).await, expected);
+    }
+    let claimed: Vec<_> = crate::support::claim(store, term, "k", 9).await.iter().map(|c| c.fence.job).collect();
+    assert_eq!(claimed, [child]);
+    // One succeeds and one is dead, in one batch: their common child can never run.
+    let ends = [success(parents[2]), failure(parents[3], Cause::Crash, Next::Dead)];
+    store.finish(&ends).await.unwrap();
+    for (id, expected) in [
+        (child, JobState::Running),
+        (of_three, JobState::Queued),
+        (doomed, JobState::Cancelled),
+        (below, JobState::Cancelled),
+    ] {
+        assert_eq!(state(store, id).await, expected);
+    }
+    assert_eq!(store.finish(&ends).await.unwrap(), [Finished::Already; 2]);
+    assert_eq!(crate::support::claim(store, term, "k", 9).await.len(), 1);
+}
+
+pub(crate) async fn two_parents_of_one_child_that_end_at_the_same_moment_release_it_once(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let others = [fixture.another().await, fixture.another().await];
+    let term = begin(store).await;
+    for _ in 0..20 {
+        let parents = [running(store, term).await, running(store, term).await];
+        let child = add(store, NewJob { after: parents.iter().map(|f| f.job).collect(), ..new_job("k") }).await;
+        let ends = others.iter().zip(parents).map(|(store, fence)| {
+            let store = std::sync::Arc::clone(store);
+            tokio::spawn(async move { finish(&*store, success(fence)).await })
+        });
+        for end in ends.collect::<Vec<_>>() {
+            assert_eq!(end.await.unwrap(), Finished::Recorded(JobState::Succeeded));
+        }
+        let fence = claim_one(store, term, child).await;
+        assert_eq!(finish(store, success(fence)).await, Finished::Recorded(JobState::Succeeded));
+    }
 }
 
 pub(crate) async fn the_story_of_an_attempt_is_read_back_as_written(fixture: &dyn Fixture) {

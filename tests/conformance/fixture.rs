@@ -4,11 +4,14 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::support::postgres::Database;
 use jobvisor::store::Store;
 use jobvisor::store::postgres::PostgresStore;
 use jobvisor::store::sqlite::{OpenMode, SqliteStore};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, Connection};
 
 /// An empty database.
 pub(crate) trait Fixture: Send + Sync {
@@ -20,6 +23,10 @@ pub(crate) trait Fixture: Send + Sync {
 
     /// A store on the same database with connections of its own, as another process has them.
     fn another(&self) -> Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send + '_>>;
+
+    /// Lets so much time pass for what the database decides by its clock: due times and the ends of leases are moved into
+    /// the past.
+    fn elapse(&self, by: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
 /// A file in a folder of its own.
@@ -52,6 +59,17 @@ impl Fixture for Sqlite {
             Arc::new(SqliteStore::open(&self.path, OpenMode::Existing, false).await.unwrap()) as Arc<dyn Store>
         })
     }
+
+    fn elapse(&self, by: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async move {
+            // The lock is the lease here, and no clock ends it.
+            let options = SqliteConnectOptions::new().filename(&self.path).busy_timeout(Duration::from_secs(10));
+            let mut conn = options.connect().await.unwrap();
+            let shift = sqlx::query("UPDATE jobs SET run_at = run_at - ?1");
+            shift.bind(i64::try_from(by.as_micros()).unwrap()).execute(&mut conn).await.unwrap();
+            conn.close().await.unwrap();
+        })
+    }
 }
 
 /// A database of its own on a real server.
@@ -79,5 +97,15 @@ impl Fixture for Postgres {
 
     fn another(&self) -> Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send + '_>> {
         Box::pin(async { Arc::new(PostgresStore::open(&self.database.url, false).await.unwrap()) as Arc<dyn Store> })
+    }
+
+    fn elapse(&self, by: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async move {
+            let by = format!("interval '{} microseconds'", by.as_micros());
+            self.database.execute(&format!(
+                "UPDATE jobvisor.jobs SET run_at = run_at - {by};
+                 UPDATE jobvisor.supervisors SET expires_at = expires_at - {by}, last_seen = last_seen - {by}"
+            ));
+        })
     }
 }

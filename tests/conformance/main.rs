@@ -16,6 +16,7 @@ mod postgres;
 mod query;
 mod sqlite;
 mod support;
+mod terms;
 
 /// One test per case and store.
 macro_rules! conformance {
@@ -66,6 +67,10 @@ conformance! {
         i10_a_late_refund_leaves_a_fresh_budget_alone,
         i10_any_bytes_are_storable,
         i10_one_bad_outcome_does_not_spoil_its_batch,
+        i10_a_row_that_cannot_be_written_in_a_batch_of_fifty_spoils_no_other,
+        i2_an_outcome_twice_in_one_batch_is_recorded_once,
+        two_parents_of_one_child_in_one_batch_release_it_once,
+        two_parents_of_one_child_that_end_at_the_same_moment_release_it_once,
         the_story_of_an_attempt_is_read_back_as_written,
         the_largest_peak_stays_on_the_job;
     act:
@@ -91,4 +96,11 @@ conformance! {
         the_term_that_claims_is_never_forgotten,
         terms_are_told_newest_first_with_their_end,
         a_schedule_knows_its_unfinished_jobs;
+    terms:
+        a_renewal_keeps_a_term,
+        i4_a_term_declared_lost_cannot_be_renewed,
+        declaring_lost_needs_the_beat_that_was_seen,
+        i2_a_claim_whose_reply_was_lost_is_found_and_given_back,
+        i4_a_claim_under_a_term_declared_lost_gets_nothing_or_is_rescued,
+        a_paused_kind_is_not_claimed_until_it_is_resumed;
 }

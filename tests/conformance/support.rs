@@ -13,6 +13,8 @@ use jobvisor::store::{
 };
 
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
+/// Of every term here.
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
 pub(crate) const NOW: Duration = Duration::ZERO;
 
 pub(crate) fn new_job(kind: &str) -> NewJob {
@@ -57,7 +59,7 @@ pub(crate) fn new_term() -> NewTerm {
         identity: Identity { state_id: "5ta7e".to_owned(), pid_ns: 1, start_time: 2 },
         version: "0.1.0".to_owned(),
         kinds: vec!["k".to_owned()],
-        lease: Duration::from_secs(30),
+        lease: LEASE,
     }
 }
 
