@@ -24,6 +24,9 @@ pub(crate) trait Fixture: Send + Sync {
     /// A store on the same database with connections of its own, as another process has them.
     fn another(&self) -> Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send + '_>>;
 
+    /// Removes all that was written to it.
+    fn empty(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+
     /// Lets so much time pass for what the database decides by its clock: due times and the ends of leases are moved into
     /// the past.
     fn elapse(&self, by: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
@@ -43,6 +46,13 @@ impl Sqlite {
         let store = Arc::new(SqliteStore::open(&path, OpenMode::Create, true).await.unwrap());
         Self { store, path, _folder: folder }
     }
+
+    async fn execute(&self, statements: String) {
+        let options = SqliteConnectOptions::new().filename(&self.path).busy_timeout(Duration::from_secs(10));
+        let mut conn = options.connect().await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut conn).await.unwrap();
+        conn.close().await.unwrap();
+    }
 }
 
 impl Fixture for Sqlite {
@@ -60,15 +70,16 @@ impl Fixture for Sqlite {
         })
     }
 
+    fn empty(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        let tables = ["attempts", "dependencies", "jobs", "schedules", "supervisors", "kinds"];
+        let statements = tables.map(|table| format!("DELETE FROM {table};")).concat();
+        Box::pin(async move { self.execute(statements).await })
+    }
+
     fn elapse(&self, by: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(async move {
-            // The lock is the lease here, and no clock ends it.
-            let options = SqliteConnectOptions::new().filename(&self.path).busy_timeout(Duration::from_secs(10));
-            let mut conn = options.connect().await.unwrap();
-            let shift = sqlx::query("UPDATE jobs SET run_at = run_at - ?1");
-            shift.bind(i64::try_from(by.as_micros()).unwrap()).execute(&mut conn).await.unwrap();
-            conn.close().await.unwrap();
-        })
+        // The lock is the lease here, and no clock ends it.
+        let shift = format!("UPDATE jobs SET run_at = run_at - {}", by.as_micros());
+        Box::pin(async move { self.execute(shift).await })
     }
 }
 
@@ -97,6 +108,12 @@ impl Fixture for Postgres {
 
     fn another(&self) -> Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send + '_>> {
         Box::pin(async { Arc::new(PostgresStore::open(&self.database.url, false).await.unwrap()) as Arc<dyn Store> })
+    }
+
+    fn empty(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        let tables = ["attempts", "dependencies", "jobs", "schedules", "supervisors", "kinds"];
+        let tables = tables.map(|table| format!("jobvisor.{table}")).join(", ");
+        Box::pin(async move { self.database.execute(&format!("TRUNCATE {tables}")) })
     }
 
     fn elapse(&self, by: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
