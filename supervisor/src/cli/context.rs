@@ -10,6 +10,7 @@ use crate::config::Database;
 use crate::config::SupervisorConfig;
 use crate::store::LockFile;
 use crate::store::Store;
+use crate::store::StoreError;
 use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::OpenMode;
 use crate::store::sqlite::SqliteStore;
@@ -41,6 +42,11 @@ impl Place {
 
     /// Opens the store.
     pub(crate) async fn open(&self, mode: OpenMode) -> Result<Arc<dyn Store>, Failure> {
+        Ok(self.open_store(mode).await?)
+    }
+
+    /// The same for who waits while it is away.
+    pub(crate) async fn open_store(&self, mode: OpenMode) -> Result<Arc<dyn Store>, StoreError> {
         Ok(match &self.database {
             Database::Sqlite(path) => Arc::new(SqliteStore::open(path, mode, self.migrate).await?),
             Database::Postgres(url) => Arc::new(PostgresStore::open(url.secret(), self.migrate).await?),

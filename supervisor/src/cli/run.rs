@@ -81,10 +81,10 @@ pub(crate) fn run(
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|error| Failure::failed(&error))?;
     let done = runtime.block_on(async {
-        let store = wrap(place.open(OpenMode::Create).await?);
-        let left = service::run(prepared, Arc::clone(&store)).await.map_err(could_not_begin)?;
+        let open = async || place.open_store(OpenMode::Create).await.map(wrap);
+        let left = service::run(prepared, open).await.map_err(could_not_begin)?;
         telemetry::flush();
-        finish(global, args, store.as_ref(), left).await
+        finish(global, args, left).await
     });
     telemetry::flush();
     done
@@ -103,11 +103,13 @@ fn die_of_panics() {
 fn could_not_begin(error: ServiceError) -> Failure {
     match error {
         ServiceError::Store(error) => error.into(),
-        ServiceError::Warden(_) | ServiceError::Signals(_) | ServiceError::Boot(_) => Failure::failed(&error),
+        ServiceError::Warden(_) | ServiceError::Signals(_) | ServiceError::Here(_) | ServiceError::Thread(_) => {
+            Failure::failed(&error)
+        }
     }
 }
 
-async fn finish(global: &Global, args: &Args, store: &dyn Store, left: service::Left) -> Result<ExitCode, Failure> {
+async fn finish(global: &Global, args: &Args, left: service::Left) -> Result<ExitCode, Failure> {
     let stuck = match left.reason {
         ExitReason::Stopped if !left.complete => return Ok(failed()),
         ExitReason::Stopped => return Ok(ExitCode::SUCCESS),
@@ -117,7 +119,10 @@ async fn finish(global: &Global, args: &Args, store: &dyn Store, left: service::
         }
         ExitReason::Idle { stuck } => stuck,
     };
-    let dead = summarize(global, store, left.since).await?;
+    let dead = match &left.store {
+        Some(store) => summarize(global, store.as_ref(), left.since).await?,
+        None => false,
+    };
     for line in &stuck {
         out::note(&format!("nobody living can run {line}"));
     }

@@ -5,18 +5,23 @@
 //!
 //! Rules held here:
 //! - at most one claim is under way; what comes back while stopping is given back uncharged;
+//! - nothing is claimed or started without a term and past its trust deadline (I4); a reply that comes too late is given back
+//!   (see `lease`, the submodule). When a term is lost its attempts are killed before the warden is told of a new deadline;
+//! - nothing is claimed while outcomes cannot be recorded;
 //! - an attempt holds its slot and its memory from the claim's reply until *all* that was observed of its end is here;
 //! - a kind whose child cannot start is backed off as a kind: 1 s, 2 s, … 32 s, then one attempt as a trial;
+//! - a row of ours that we do not hold is given back, unless its outcome was taken within the last lease: then that is sent again (I2);
 //! - first stop signal (or none): no new claims, attempts may finish for `drain`; second, or the time is over: children
-//!   are told to stop; third: they are killed, and outcomes that the
-//!   store does not take no longer hold up the stop (the writer has its last 10 s);
+//!   are told to stop; third: they are killed. Outcomes that the store does not take hold up the stop for 10 s, and after the
+//!   third signal not at all: they are in the journal;
 //! - 15 s after the last of them should have been killed the warden, which has not said so, is killed: a stop ends.
 
 mod breaker;
 mod idle;
+mod lease;
+mod sent;
 
 use std::collections::BTreeMap;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
@@ -26,14 +31,14 @@ use jiff::Timestamp;
 use crate::config::Config;
 use crate::config::KindConfig;
 use crate::domain::cause::Cause;
+use crate::domain::clock::BootInstant;
 use crate::domain::evidence::Stage;
-use crate::domain::ids::AttemptNo;
 use crate::domain::ids::Fence;
-use crate::domain::ids::JobId;
 use crate::domain::ids::Term;
 use crate::domain::units::Bytes;
 use crate::domain::verdict::Ending;
 use crate::runtime::dispatcher::breaker::Breakers;
+use crate::runtime::dispatcher::sent::Sent;
 use crate::runtime::event::Action;
 use crate::runtime::event::End;
 use crate::runtime::event::Event;
@@ -46,6 +51,7 @@ use crate::store::CancelRequest;
 use crate::store::ClaimKind;
 use crate::store::ClaimRequest;
 use crate::store::Claimed;
+use crate::store::Finish;
 use crate::warden::message::Key;
 use crate::warden::message::StopReason;
 
@@ -56,17 +62,20 @@ const UNIT_STOP: Duration = Duration::from_millis(500);
 /// From the kill of an attempt to its proven end the warden takes at most 10 s; one that takes longer is not at work.
 const LAST_WORD: Duration = Duration::from_secs(15);
 
+/// How long outcomes that the store does not take hold up a stop.
+const LAST_OUTCOMES: Duration = Duration::from_secs(10);
+
 /// What does not change while the supervisor lives.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// The term under which everything is claimed.
-    pub term: Term,
     /// For the attempts' records.
     pub observer: Observer,
     /// Memory for all attempts together.
     pub budget: Bytes,
     /// End when nothing is left to do.
     pub until_idle: bool,
+    /// Terms are leases: before the first deadline is known nothing is trusted.
+    pub leased: bool,
 }
 
 #[derive(Debug)]
@@ -76,6 +85,8 @@ struct Attempt {
     kind: Arc<KindConfig>,
     stop: Option<StopReason>,
     pid: Option<i32>,
+    /// When its program was seen to run.
+    started: Option<Timestamp>,
 }
 
 /// How far a stop has come.
@@ -92,11 +103,20 @@ enum Phase {
 pub struct Dispatcher {
     identity: Identity,
     config: Arc<Config>,
+    /// The term that we hold, and until when it may be trusted.
+    term: Option<Term>,
+    until: Option<BootInstant>,
+    /// The clock that deadlines are kept by, as of the event that is handled.
+    boottime: BootInstant,
+    /// The store takes outcomes.
+    recording: bool,
     attempts: BTreeMap<Key, Attempt>,
     /// Ends that wait for [`UNIT_STOP`]; their attempts still hold slot and memory.
     undecided: Vec<(Instant, Over)>,
     /// Outcomes on their way to the store.
     unrecorded: BTreeMap<Key, Fence>,
+    /// Outcomes that the store has taken lately.
+    sent: Sent,
     breakers: Breakers,
     /// Attempts whose processes cannot be killed: recorded as ended, but they hold their slots and memory for good.
     retired: Vec<Claimed>,
@@ -108,8 +128,10 @@ pub struct Dispatcher {
     turn: usize,
     phase: Phase,
     drain_until: Option<Instant>,
-    /// While stopping: when the warden is given up, unless all attempts have ended.
+    /// While stopping or after the loss of a term: when the warden is given up, unless all attempts have ended that should have.
     last_word: Option<Instant>,
+    /// While stopping, once only outcomes are left: when they no longer hold it up.
+    leave_by: Option<Instant>,
     own_stop: Option<Timestamp>,
     /// Between the death of a warden and the next one.
     warden_away: bool,
@@ -121,8 +143,13 @@ impl Dispatcher {
     #[must_use]
     pub fn new(identity: Identity, config: Arc<Config>) -> Self {
         Self {
+            sent: Sent::new(config.supervisor.lease),
             identity,
             config,
+            term: None,
+            until: None,
+            boottime: BootInstant(0),
+            recording: true,
             attempts: BTreeMap::new(),
             undecided: Vec::new(),
             unrecorded: BTreeMap::new(),
@@ -137,6 +164,7 @@ impl Dispatcher {
             phase: Phase::Working,
             drain_until: None,
             last_word: None,
+            leave_by: None,
             own_stop: None,
             warden_away: false,
             no_warden: None,
@@ -149,7 +177,7 @@ impl Dispatcher {
         let breakers = self.breakers.next_trial().into_iter();
         let drain = if self.phase == Phase::Draining { self.drain_until } else { None };
         let undecided = self.undecided.iter().map(|(until, _)| *until);
-        breakers.chain(drain).chain(self.last_word).chain(undecided).min()
+        breakers.chain(drain).chain(self.last_word).chain(self.leave_by).chain(undecided).min()
     }
 
     /// The lowest claim sequence whose reply may still come: rows below it are known to be ours or lost.
@@ -175,7 +203,8 @@ impl Dispatcher {
             })
             .collect();
         format!(
-            "{phase}: {} running, {} outcome(s) to record, {} of {} reserved{}{}",
+            "{phase}{}: {} running, {} outcome(s) to record, {} of {} reserved{}{}",
+            self.trouble(),
             self.attempts.len(),
             self.unrecorded.len(),
             self.reserved(),
@@ -185,28 +214,36 @@ impl Dispatcher {
         )
     }
 
-    /// What follows from an event.
-    pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
+    /// What follows from an event that is handled at `now`, which is `boottime` by the clock of deadlines.
+    pub fn handle(&mut self, event: Event, now: Instant, boottime: BootInstant) -> Vec<Action> {
         let mut actions = Vec::new();
+        self.boottime = boottime;
         match event {
             Event::Wake => self.claim_again = true,
             Event::Deadline => self.deadline(now, &mut actions),
             Event::Claimed { seq, jobs } => self.claimed(seq, jobs, &mut actions),
-            Event::Started { key, pid } => self.started(key, pid),
+            Event::Started { key, pid, at } => self.started(key, pid, at),
             Event::Over(over) if self.own_stop.is_none() && over.end.is_request_of_a_stranger() => {
                 self.undecided.push((now + UNIT_STOP, *over));
             }
             Event::Over(over) => self.over(*over, now, &mut actions),
-            Event::Recorded { key, .. } => {
+            Event::Recorded { key, finished, finish } => {
                 self.unrecorded.remove(&key);
+                self.sent.taken(now, finished, *finish);
             }
-            Event::OwnRows { rows, below } => self.own_rows(&rows, below, &mut actions),
+            Event::CannotRecord => self.recording = false,
+            Event::CanRecord => self.recording = true,
+            Event::TermBegun { term, until } => self.term_begun(term, until, &mut actions),
+            Event::Renewed { term, until } => self.renewed(term, until, &mut actions),
+            Event::TermLost { term } => self.term_lost(term, now, &mut actions),
+            Event::OwnRows { term, rows, below } => self.own_rows(term, &rows, below, now, &mut actions),
             Event::CancelAsked(requests) => self.cancel(&requests, &mut actions),
             Event::StopSignal { at, .. } => self.stop_signal(at, now, &mut actions),
             Event::WardenLost => self.warden_away = true,
             Event::WardenReplaced => {
                 self.warden_away = false;
                 self.claim_again = true;
+                self.trust(&mut actions);
             }
             Event::NoWarden { why } => self.no_warden = Some(why),
             Event::Counts(counts) => self.counts(&counts, now, &mut actions),
@@ -225,8 +262,7 @@ impl Dispatcher {
 
     /// What follows from the state alone: claim, look whether all is done, leave.
     fn go_on(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let settled = self.unrecorded.is_empty() || self.phase == Phase::Killing;
-        let quiet = self.attempts.is_empty() && self.claim_under_way.is_none() && settled;
+        let quiet = self.is_quiet(now);
         if let Some(why) = self.no_warden.clone() {
             if quiet {
                 actions.push(Action::Exit(ExitReason::NoWarden { why }));
@@ -239,7 +275,8 @@ impl Dispatcher {
             }
             return;
         }
-        if self.claim_again && self.claim_under_way.is_none() && !self.warden_away {
+        // Where nothing may be claimed now, `claim_again` stands until something may.
+        if self.claim_again && self.claim_under_way.is_none() && self.may_start() && self.recording {
             self.claim_again = false;
             if let Some(request) = self.claim_request(now) {
                 self.claim_under_way = Some(request.seq);
@@ -248,6 +285,18 @@ impl Dispatcher {
             }
             self.check_idle(actions);
         }
+    }
+
+    /// While stopping: nothing is left that has to be waited for.
+    fn is_quiet(&mut self, now: Instant) -> bool {
+        if !self.attempts.is_empty() || self.claim_under_way.is_some() {
+            return false;
+        }
+        if self.unrecorded.is_empty() || self.phase == Phase::Killing {
+            return true;
+        }
+        let stopping = self.phase > Phase::Working || self.no_warden.is_some();
+        stopping && now >= *self.leave_by.get_or_insert(now + LAST_OUTCOMES)
     }
 
     fn check_idle(&mut self, actions: &mut Vec<Action>) {
@@ -279,6 +328,7 @@ impl Dispatcher {
     }
 
     fn claim_request(&mut self, now: Instant) -> Option<ClaimRequest> {
+        let term = self.term?;
         let mut kinds: Vec<ClaimKind> = self
             .config
             .kinds
@@ -299,7 +349,7 @@ impl Dispatcher {
         self.turn = self.turn.wrapping_add(1);
         let seq = self.next_seq;
         self.next_seq += 1;
-        Some(ClaimRequest { term: self.identity.term, seq, kinds, free_memory, whole_budget: self.identity.budget })
+        Some(ClaimRequest { term, seq, kinds, free_memory, whole_budget: self.identity.budget })
     }
 
     fn claimed(&mut self, seq: u64, jobs: Option<Vec<Claimed>>, actions: &mut Vec<Action>) {
@@ -315,11 +365,12 @@ impl Dispatcher {
         self.claim_again = true;
         for claimed in jobs {
             let kind = self.config.kinds.get(&claimed.kind).cloned().map(Arc::new);
+            let may_start = self.may_start() && self.term == Some(claimed.fence.term);
             match kind {
-                Some(kind) if self.phase == Phase::Working && !self.warden_away && self.no_warden.is_none() => {
+                Some(kind) if self.phase == Phase::Working && may_start && self.no_warden.is_none() => {
                     let key = self.new_key();
                     actions.push(Action::Start { key, claimed: Box::new(claimed.clone()), kind: Arc::clone(&kind) });
-                    self.attempts.insert(key, Attempt { claimed, kind, stop: None, pid: None });
+                    self.attempts.insert(key, Attempt { claimed, kind, stop: None, pid: None, started: None });
                 }
                 Some(_) | None => self.give_back(claimed.fence, actions),
             }
@@ -333,14 +384,19 @@ impl Dispatcher {
     }
 
     fn give_back(&mut self, fence: Fence, actions: &mut Vec<Action>) {
-        let key = self.new_key();
-        self.unrecorded.insert(key, fence);
-        actions.push(Action::Record { key, finish: Box::new(record::give_back(fence)) });
+        self.record(record::give_back(fence), actions);
     }
 
-    fn started(&mut self, key: Key, pid: i32) {
+    fn record(&mut self, finish: Finish, actions: &mut Vec<Action>) {
+        let key = self.new_key();
+        self.unrecorded.insert(key, finish.fence);
+        actions.push(Action::Record { key, finish: Box::new(finish) });
+    }
+
+    fn started(&mut self, key: Key, pid: i32, at: Timestamp) {
         if let Some(attempt) = self.attempts.get_mut(&key) {
             attempt.pid = Some(pid);
+            attempt.started = Some(at);
             if self.breakers.started(&attempt.claimed.kind) {
                 self.claim_again = true;
             }
@@ -365,22 +421,6 @@ impl Dispatcher {
             self.retired.push(attempt.claimed);
         }
         actions.push(Action::Record { key, finish: Box::new(finish) });
-    }
-
-    fn own_rows(&mut self, rows: &[(JobId, AttemptNo)], below: u64, actions: &mut Vec<Action>) {
-        if below > self.oldest_unanswered() {
-            return;
-        }
-        let held: BTreeSet<(JobId, AttemptNo)> = self
-            .attempts
-            .values()
-            .map(|attempt| attempt.claimed.fence)
-            .chain(self.unrecorded.values().copied())
-            .map(|fence| (fence.job, fence.attempt))
-            .collect();
-        for &(job, attempt) in rows.iter().filter(|row| !held.contains(row)) {
-            self.give_back(Fence { job, attempt, term: self.identity.term }, actions);
-        }
     }
 
     fn cancel(&mut self, requests: &[CancelRequest], actions: &mut Vec<Action>) {
@@ -452,7 +492,8 @@ impl Dispatcher {
         }
         if self.last_word.is_some_and(|at| now >= at) {
             self.last_word = None;
-            if !self.attempts.is_empty() {
+            let stopping = self.phase > Phase::Working;
+            if self.attempts.values().any(|attempt| stopping || Some(attempt.claimed.fence.term) != self.term) {
                 actions.push(Action::KillWarden);
             }
         }

@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -12,13 +10,17 @@ use sd_notify::NotifyState;
 use tokio::sync::Notify;
 use tokio::sync::mpsc;
 use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tokio::time::Interval;
+use tokio::time::MissedTickBehavior;
 
 use crate::config::KindConfig;
 use crate::domain::clock;
+use crate::domain::clock::BootInstant;
 use crate::domain::evidence::ExitStatus;
 use crate::domain::evidence::ProcessEvidence;
 use crate::domain::evidence::StartFailure;
+use crate::domain::ids::Term;
 use crate::domain::report::chain;
 use crate::domain::units::Bytes;
 use crate::runtime::child;
@@ -31,6 +33,10 @@ use crate::runtime::event::End;
 use crate::runtime::event::Event;
 use crate::runtime::event::ExitReason;
 use crate::runtime::event::Over;
+use crate::runtime::lease::Pulse;
+use crate::runtime::reconcile::Complaints;
+use crate::runtime::reconcile::Shown;
+use crate::runtime::snapshot;
 use crate::runtime::spec::start_spec;
 use crate::store::ClaimRequest;
 use crate::store::Claimed;
@@ -79,8 +85,14 @@ pub struct Drive {
     pub log: mpsc::Sender<LogLine>,
     /// Wakes the promoter.
     pub promote: Arc<Notify>,
-    /// For the own-rows check.
-    pub oldest_unanswered: Arc<AtomicU64>,
+    /// What the reconcilers see of the dispatcher.
+    pub shown: watch::Sender<Shown>,
+    /// What the lease thread sees of it.
+    pub pulse: Arc<Pulse>,
+    /// How often that has to be shown at least.
+    pub tick: Duration,
+    /// What was complained of lately.
+    pub complaints: Complaints,
     /// Largest result.
     pub max_result: Bytes,
     /// Children whose end is awaited.
@@ -95,18 +107,26 @@ enum Happened {
 }
 
 impl Drive {
-    /// Runs until there is a reason to leave.
-    pub async fn run(mut self) -> ExitReason {
+    /// Runs until there is a reason to leave; answers that, and the term that is held then.
+    pub async fn run(mut self) -> (ExitReason, Option<Term>) {
         let mut relaunching: Option<oneshot::Receiver<Result<Launched, WardenError>>> = None;
         // The manager asked for a sign of life at least this often: half of that, from this loop and nowhere else.
         let mut signs_of_life = sd_notify::watchdog_enabled().map(|most| tokio::time::interval(most / 2));
+        let mut ticks = tokio::time::interval(self.tick);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            // Every turn, so that a loop that no longer turns loses its lease (I13).
+            self.pulse.tick(clock::boottime());
             let deadline = self.dispatcher.next_deadline();
             let happened = tokio::select! {
                 warden = self.warden_events.next(), if self.warden.is_some() => Happened::Warden(warden),
                 Some(event) = self.inbox.recv() => Happened::Event(event),
                 launched = answer(&mut relaunching), if relaunching.is_some() => Happened::Relaunched(launched),
                 () = until(deadline) => Happened::Event(Event::Deadline),
+                _ = ticks.tick() => {
+                    self.pulse.leave_word(snapshot::write(&self.dispatcher.running()));
+                    continue;
+                }
                 () = next(&mut signs_of_life) => {
                     let status = self.dispatcher.status();
                     notify(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
@@ -115,7 +135,9 @@ impl Drive {
             };
             let event = match happened {
                 Happened::Event(event) => event,
-                Happened::Warden(Some(WardenEvent::Started { key, pid })) => Event::Started { key, pid },
+                Happened::Warden(Some(WardenEvent::Started { key, pid })) => {
+                    Event::Started { key, pid, at: clock::now() }
+                }
                 Happened::Warden(Some(WardenEvent::Ended { key, evidence })) => {
                     self.deliver(key, End::Seen(evidence));
                     continue;
@@ -135,7 +157,7 @@ impl Drive {
             };
             if let Some(reason) = self.handle(event) {
                 self.dismiss().await;
-                return reason;
+                return (reason, self.dispatcher.term());
             }
         }
     }
@@ -153,8 +175,17 @@ impl Drive {
         } else if matches!(event, Event::Report) {
             tracing::info!("{}", self.dispatcher.status());
         }
-        let actions = self.dispatcher.handle(event, clock::monotonic());
-        self.oldest_unanswered.store(self.dispatcher.oldest_unanswered(), Ordering::Release);
+        let actions = self.dispatcher.handle(event, clock::monotonic(), clock::boottime());
+        let shown = Shown {
+            term: self.dispatcher.term(),
+            living: self.dispatcher.terms(),
+            oldest_unanswered: self.dispatcher.oldest_unanswered(),
+        };
+        self.shown.send_if_modified(|last| {
+            let changed = *last != shown;
+            *last = shown;
+            changed
+        });
         actions.into_iter().find_map(|action| self.act(action))
     }
 
@@ -167,6 +198,7 @@ impl Drive {
                 // The writer lives as long as this sender; it cannot be gone.
                 self.outcomes.send((key, *finish)).ok();
             }
+            Action::Trust { until } => self.trust(until),
             Action::KillWarden => {
                 tracing::error!("the warden does not answer; it is killed");
                 self.warden_events.kill();
@@ -179,31 +211,23 @@ impl Drive {
     }
 
     fn claim(&self, request: ClaimRequest) {
-        let (store, events) = (Arc::clone(&self.store), self.events.clone());
+        let (store, events, complaints) = (Arc::clone(&self.store), self.events.clone(), self.complaints.clone());
         tokio::spawn(async move {
             let seq = request.seq;
-            let jobs = store.claim(&request).await;
-            let jobs = jobs.inspect_err(|error| tracing::warn!(error = %chain(error), "cannot claim")).ok();
+            let jobs = complaints.hear("claim", store.claim(&request).await);
             events.send(Event::Claimed { seq, jobs }).ok();
         });
     }
 
     fn check_idle(&self) {
-        let (store, events) = (Arc::clone(&self.store), self.events.clone());
+        let (store, events, complaints) = (Arc::clone(&self.store), self.events.clone(), self.complaints.clone());
         tokio::spawn(async move {
             let counts = async {
                 store.promote(1000).await?;
                 store.counts().await
             };
             // An unreachable store is not an idle one; the next poll asks again.
-            let everything_waits = |error| {
-                tracing::warn!(error = %chain(&error), "cannot tell whether anything is left to do");
-                None
-            };
-            let event = match counts.await.map_or_else(everything_waits, Some) {
-                Some(counts) => Event::Counts(counts),
-                None => Event::CountsUnknown,
-            };
+            let event = complaints.hear("idle check", counts.await).map_or(Event::CountsUnknown, Event::Counts);
             events.send(event).ok();
         });
     }
@@ -259,6 +283,15 @@ impl Drive {
             && let Err(error) = warden.stop(key, reason, grace)
         {
             tracing::warn!(error = %chain(&error), ?reason, "the warden cannot be told to end a child");
+        }
+    }
+
+    fn trust(&self, until: BootInstant) {
+        // A warden that is gone has no children to trust with anything; the next one is told before it starts any.
+        if let Some(warden) = &self.warden
+            && let Err(error) = warden.trust(until)
+        {
+            tracing::debug!(error = %chain(&error), "the warden cannot be told its deadline");
         }
     }
 

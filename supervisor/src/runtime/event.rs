@@ -7,11 +7,13 @@ use jiff::Timestamp;
 
 use crate::config::Config;
 use crate::config::KindConfig;
+use crate::domain::clock::BootInstant;
 use crate::domain::evidence::ExitStatus;
 use crate::domain::evidence::ProcessEvidence;
 use crate::domain::evidence::Said;
 use crate::domain::ids::AttemptNo;
 use crate::domain::ids::JobId;
+use crate::domain::ids::Term;
 use crate::store::CancelRequest;
 use crate::store::ClaimRequest;
 use crate::store::Claimed;
@@ -41,6 +43,8 @@ pub enum Event {
         key: Key,
         /// Its pid.
         pid: i32,
+        /// When that was heard.
+        at: Timestamp,
     },
     /// All that will ever be known of an attempt is known.
     Over(Box<Over>),
@@ -50,9 +54,36 @@ pub enum Event {
         key: Key,
         /// What became of it.
         finished: Finished,
+        /// The outcome, should it have to be sent again.
+        finish: Box<Finish>,
     },
-    /// Rows that the store holds for our term, claimed before `below`.
+    /// Outcomes have not been taken for some seconds: what is started now could not be recorded either.
+    CannotRecord,
+    /// They are taken again.
+    CanRecord,
+    /// A term of ours begins.
+    TermBegun {
+        /// The term.
+        term: Term,
+        /// Until when it may be trusted; `None`: for as long as this process lives.
+        until: Option<BootInstant>,
+    },
+    /// The lease of a term was renewed.
+    Renewed {
+        /// The term.
+        term: Term,
+        /// As above.
+        until: Option<BootInstant>,
+    },
+    /// A term of ours was declared lost: others may run its jobs now.
+    TermLost {
+        /// The term.
+        term: Term,
+    },
+    /// Rows that the store holds for a term of ours, claimed before `below`.
     OwnRows {
+        /// The term.
+        term: Term,
         /// The rows.
         rows: Vec<(JobId, AttemptNo)>,
         /// The sequence that the question named.
@@ -172,6 +203,11 @@ pub enum Action {
         key: Key,
         /// The outcome.
         finish: Box<Finish>,
+    },
+    /// Tell the warden how long it may trust that nobody else runs these jobs.
+    Trust {
+        /// The deadline.
+        until: BootInstant,
     },
     /// The warden does not end what it was told to kill: end the warden, and its children with it.
     KillWarden,

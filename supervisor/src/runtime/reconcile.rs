@@ -2,25 +2,32 @@
 //!
 //! | piece | nudged by | at least every | does |
 //! |---|---|---|---|
-//! | keeper | - | a fifth of the lease | sign of life, own rows (I2) |
-//! | watcher | a change by another process | `poll` | wakes the dispatcher, looks for cancels |
+//! | own rows | - | a fifth of the lease | finds claims whose reply was lost (I2) |
+//! | watcher | a change by another process | `poll`; the lease while the store hears | wakes the dispatcher, looks for cancels |
 //! | promoter | a job was put back; the watcher | the next due time, 5 s | makes due jobs queued |
 //! | pruner | - | a minute | removes what is kept no longer |
 //!
-//! A piece that fails says so once and tries again at its next time; none retries inside.
+//! The rescuer, which ends what other supervisors left, is [`rescue`](super::rescue). Signs of life come from a thread of their own,
+//! [`lease`](super::lease).
+//!
+//! A piece that fails says so, at most once in 10 s, and tries again at its next time; none retries inside.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use crate::domain::clock;
 use crate::domain::ids::Term;
 use crate::domain::report::chain;
 use crate::runtime::event::Event;
+use crate::runtime::quiet::Quiet;
 use crate::store::Retention;
 use crate::store::Store;
 use crate::store::StoreError;
@@ -36,14 +43,51 @@ const PRUNE_EVERY: Duration = Duration::from_secs(60);
 pub struct World {
     /// The store.
     pub store: Arc<dyn Store>,
-    /// Our term.
-    pub term: Term,
     /// To the dispatcher.
     pub events: UnboundedSender<Event>,
     /// Wakes the promoter.
     pub promote: Arc<Notify>,
-    /// The dispatcher's oldest unanswered claim, published by whoever drives it.
-    pub oldest_unanswered: Arc<AtomicU64>,
+    /// The dispatcher, published by whoever drives it.
+    pub shown: watch::Receiver<Shown>,
+    /// What each piece has complained of lately.
+    pub complaints: Complaints,
+}
+
+/// What the dispatcher shows to the pieces around it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// The term that it holds.
+    pub term: Option<Term>,
+    /// That, and the terms before it under which something still runs here or waits to be recorded.
+    pub living: Vec<Term>,
+    /// Its oldest unanswered claim.
+    pub oldest_unanswered: u64,
+}
+
+/// Says what goes wrong with each piece, at most once in 10 s.
+#[derive(Debug, Clone, Default)]
+pub struct Complaints(Arc<Mutex<HashMap<&'static str, Quiet>>>);
+
+impl Complaints {
+    /// Passes a result on; an error is said. The first success after errors is said, too.
+    pub fn hear<T>(&self, piece: &'static str, result: Result<T, StoreError>) -> Option<T> {
+        let mut pieces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let quiet = pieces.entry(piece).or_default();
+        match result {
+            Ok(value) => {
+                if quiet.calm() {
+                    tracing::info!(piece, "the store answers again");
+                }
+                Some(value)
+            }
+            Err(error) => {
+                if let Some(before) = quiet.speak(clock::monotonic()) {
+                    tracing::warn!(piece, error = %chain(&error), before, "will be tried again");
+                }
+                None
+            }
+        }
+    }
 }
 
 impl World {
@@ -52,12 +96,14 @@ impl World {
         self.events.send(event).ok();
     }
 
-    fn grumble<T>(&self, piece: &'static str, result: Result<T, StoreError>) -> Option<T> {
-        result.inspect_err(|error| tracing::warn!(piece, error = %chain(error), "will be tried again")).ok()
+    /// Says what went wrong, if anything did.
+    pub(super) fn grumble<T>(&self, piece: &'static str, result: Result<T, StoreError>) -> Option<T> {
+        self.complaints.hear(piece, result)
     }
 
     async fn look_for_cancels(&self) {
-        let requests = self.store.cancel_requests(self.term).await;
+        let Some(term) = self.shown.borrow().term else { return };
+        let requests = self.store.cancel_requests(term).await;
         if let Some(requests) = self.grumble("cancels", requests)
             && !requests.is_empty()
         {
@@ -82,30 +128,31 @@ impl World {
     }
 }
 
-/// Signs of life and own rows.
-pub async fn keeper(world: World, lease: Duration) {
-    let mut renewer = world.store.renewer();
+/// Rows of ours that we do not hold.
+pub async fn own_rows(world: World, lease: Duration) {
     let mut ticks = tokio::time::interval(lease / 5);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        world.grumble("keeper", renewer.renew(world.term, None).await);
-        let below = world.oldest_unanswered.load(Ordering::Acquire);
-        let rows = world.store.own_rows(world.term, below).await;
+        // Both read before the question, of one moment.
+        let Shown { term, oldest_unanswered: below, .. } = world.shown.borrow().clone();
+        let Some(term) = term else { continue };
+        let rows = world.store.own_rows(term, below).await;
         if let Some(rows) = world.grumble("own rows", rows)
             && !rows.is_empty()
         {
-            world.send(Event::OwnRows { rows, below });
+            world.send(Event::OwnRows { term, rows, below });
         }
     }
 }
 
-/// Wakes for what other processes do, and at every `poll` in any case.
-pub async fn watcher(world: World, poll: Duration) {
+/// Wakes for what other processes do, and at every `poll` in any case; where the store is proven to hear, once a lease.
+pub async fn watcher(world: World, poll: Duration, lease: Duration) {
     loop {
+        let pause = if world.store.hears() { lease } else { poll };
         tokio::select! {
             () = world.store.changed() => world.promote.notify_one(),
-            () = tokio::time::sleep(poll) => {}
+            () = tokio::time::sleep(pause) => {}
         }
         world.look_for_cancels().await;
         world.send(Event::Wake);

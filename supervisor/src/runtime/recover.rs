@@ -1,119 +1,135 @@
-//! What a supervisor does before it begins: ends, on record, every attempt whose end nobody recorded.
+//! What a supervisor does before it begins a term, in this order and as often as the store has to be waited for:
 //!
-//! It runs under the database's lock, which the predecessor's warden held until its last child was gone; so nothing that is
-//! ended here still runs. First what that warden saw (`ends/`), under the fence of then; then the rows that are left.
-//! Idempotent: an `ends/` file is removed only after the store has taken it, and the store recognises what it has taken.
+//! 1. the journal of its predecessors' outcomes, then what their wardens saw (`ends/`), recorded under the fences of then:
+//!    these know more than anybody who rescues (I9). Where somebody was first, the store keeps them as `late_outcome` (I10);
+//! 2. predecessors that are *proven* gone ([`Here::has_survived`]) are declared lost without waiting for their leases;
+//! 3. the rows of all terms that are over are ended.
+//!
+//! It runs under the lock of the state folder, which the predecessor's warden held until its last child was gone. Where the lease is a
+//! lock, all other terms are over. Idempotent: a file is removed only after the store has taken it, and the
+//! store recognises what it has taken.
 
+use std::collections::HashMap;
 use std::path::Path;
 
-use jiff::Timestamp;
 
 use crate::config::Config;
-use crate::domain::evidence::Evidence;
-use crate::domain::evidence::ExitMeaning;
-use crate::domain::evidence::ExitStatus;
-use crate::domain::evidence::Loss;
-use crate::domain::evidence::ProcessEvidence;
-use crate::domain::retry::OnOom;
-use crate::domain::retry::Policy;
-use crate::domain::retry::decide;
-use crate::domain::verdict::judge;
-use crate::runtime::record::Observer;
-use crate::store::AttemptRecord;
+use crate::domain::clock;
+use crate::domain::ids::Term;
+use crate::domain::retry::Backoff;
+use crate::kernel::proc::Proc;
+use crate::runtime::here::Here;
+use crate::runtime::journal;
+use crate::runtime::rescue;
 use crate::store::Finish;
+use crate::store::Finished;
+use crate::store::LossProof;
 use crate::store::Rescuable;
 use crate::store::Store;
 use crate::store::StoreError;
+use crate::store::TermRow;
 use crate::warden::EndFile;
 use crate::warden::ends;
+
+/// Outcomes recorded at once.
+const BATCH: usize = 500;
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Recovered {
-    /// Ends that the predecessor's warden had seen.
+    /// Outcomes that a predecessor held.
+    pub journaled: usize,
+    /// Ends that its warden had seen.
     pub seen: usize,
     /// Attempts of which nothing but the loss is known.
     pub unseen: usize,
 }
 
-/// Records the ends of all attempts that a predecessor left open.
+/// Records the ends of all attempts that predecessors left open.
 ///
 /// # Errors
 /// The store cannot be reached. What was recorded stays recorded; the rest is found again next time.
-pub async fn recover(
+pub async fn recover(store: &dyn Store, config: &Config, here: &Here) -> Result<Recovered, StoreError> {
+    let journaled = replay_journal(store, &config.supervisor.state_dir).await?;
+    let terms = store.terms().await?;
+    let seen = replay_ends(store, config, here, &terms).await?;
+    for row in terms.iter().filter(|row| row.is_open()) {
+        let gone = !store.is_leased() || here.has_survived(row, &Proc::default());
+        if gone && store.declare_lost(row.term, row.beat, LossProof::ProcessGone).await? {
+            tracing::warn!(term = %row.term, pid = row.pid, "the supervisor before this one is gone; its term is lost");
+        }
+    }
+    let unseen = rescue::sweep(store, config, here, &[]).await?;
+    Ok(Recovered { journaled, seen, unseen })
+}
+
+async fn replay_journal(store: &dyn Store, state_dir: &Path) -> Result<usize, StoreError> {
+    let outcomes = journal::read_all(state_dir).unwrap_or_else(|error| {
+        tracing::error!(%error, "the journal of outcomes cannot be read; their attempts count as lost");
+        Vec::new()
+    });
+    replay(store, &outcomes, |finish| journal::remove(state_dir, &finish.fence)).await
+}
+
+async fn replay_ends(
     store: &dyn Store,
     config: &Config,
-    boot_id: &str,
-    now: Timestamp,
-) -> Result<Recovered, StoreError> {
-    let rows = store.rescuable(&[]).await?;
-    let ends = ends::read_all(&config.supervisor.state_dir).unwrap_or_else(|error| {
+    here: &Here,
+    terms: &[TermRow],
+) -> Result<usize, StoreError> {
+    let state_dir = &config.supervisor.state_dir;
+    let ends = ends::read_all(state_dir).unwrap_or_else(|error| {
         tracing::error!(%error, "what the warden before this one saw cannot be read; its attempts count as lost");
         Vec::new()
     });
-    let mut recovered = Recovered::default();
-    let mut finishes = Vec::new();
-    for row in &rows {
-        let seen = ends.iter().find(|end| end.fence == row.fence).map(|end| end.process.clone());
-        if seen.is_some() {
-            recovered.seen += 1
-        } else {
-            recovered.unseen += 1
-        }
-        finishes.push(end_of(row, seen, config, boot_id, now));
+    let terms: HashMap<Term, &TermRow> = terms.iter().map(|row| (row.term, row)).collect();
+    let mut finishes = Vec::with_capacity(ends.len());
+    for EndFile { fence, process } in ends {
+        let Some(job) = store.job(fence.job).await? else {
+            // Deleted meanwhile: nobody wants to know any more.
+            left_behind(ends::remove(state_dir, &fence));
+            continue;
+        };
+        // The row's budget holds the charge of this attempt while it is the one that runs. Of one that somebody else has ended only what is
+        // given back matters, and the store does not do that twice.
+        let row = Rescuable {
+            fence,
+            backoff: config.kinds.get(&job.kind).map_or_else(Backoff::default, |kind| kind.backoff),
+            kind: job.kind,
+            budget: job.budget,
+            memory: job.memory.unwrap_or_default(),
+            claimed_at: job.claimed_at.unwrap_or(job.run_at),
+            term: terms.get(&fence.term).map(|row| (*row).clone()),
+            cancel_requested: job.cancel_requested,
+        };
+        finishes.push(rescue::end_of(&row, Some(process), config, here, clock::now()));
     }
-    for batch in finishes.chunks(500) {
-        store.finish(batch).await?;
-    }
-    for EndFile { fence, .. } in &ends {
-        remove_end(&config.supervisor.state_dir, fence);
-    }
-    Ok(recovered)
+    replay(store, &finishes, |finish| ends::remove(state_dir, &finish.fence)).await
 }
 
-fn remove_end(state_dir: &Path, fence: &crate::domain::ids::Fence) {
-    if let Err(error) = ends::remove(state_dir, fence) {
-        tracing::warn!(%error, %fence, "the record of an end stays behind; it will be recognised next time");
+
+/// Records outcomes and forgets those that were taken. Answers how many were not on record yet.
+async fn replay(
+    store: &dyn Store,
+    finishes: &[Finish],
+    forget: impl Fn(&Finish) -> std::io::Result<()>,
+) -> Result<usize, StoreError> {
+    let mut recorded = 0;
+    for batch in finishes.chunks(BATCH) {
+        let taken = rescue::deliver(store, batch).await?;
+        for (finish, taken) in batch.iter().zip(taken) {
+            recorded += usize::from(matches!(taken, Some(Finished::Recorded(_))));
+            if taken.is_some() {
+                left_behind(forget(finish));
+            }
+        }
+    }
+    Ok(recorded)
+}
+
+fn left_behind(removed: std::io::Result<()>) {
+    if let Err(error) = removed {
+        tracing::warn!(%error, "the record of an end stays behind; it will be recognised next time");
     }
 }
 
-fn end_of(row: &Rescuable, seen: Option<ProcessEvidence>, config: &Config, boot_id: &str, now: Timestamp) -> Finish {
-    let term = row.term.as_ref();
-    let kind = config.kinds.get(&row.kind);
-    let loss = match term {
-        Some(term) if term.boot_id != boot_id => {
-            Loss::Host { boot_id_then: term.boot_id.clone(), boot_id_now: boot_id.to_owned() }
-        }
-        Some(term) => {
-            Loss::Supervisor { name: term.name.clone(), pid: Some(term.pid), last_seen: Some(term.last_seen) }
-        }
-        None => Loss::Supervisor { name: "unknown".to_owned(), pid: None, last_seen: None },
-    };
-    let mut evidence = Evidence {
-        process: seen,
-        loss: Some(loss),
-        tolerate_oom: kind.is_some_and(|kind| kind.tolerate_oom),
-        ..Evidence::default()
-    };
-    if let Some(Some(ExitStatus::Exited(code))) = evidence.process.as_ref().map(|process| process.exit) {
-        evidence.said.exit_meaning = kind
-            .and_then(|kind| kind.exit_codes.get(&code).copied())
-            .or_else(|| (code == 0).then_some(ExitMeaning::Success));
-    }
-    let verdict = judge(&evidence);
-    let policy = Policy { backoff: row.backoff, on_oom: kind.map_or(OnOom::Retry, |kind| kind.on_oom) };
-    let decision = decide(&verdict, &row.budget, &policy, fastrand::f64(), None);
-    let observer = Observer {
-        supervisor: term.map(|term| term.name.clone()).unwrap_or_default(),
-        host: term.map(|term| term.host.clone()).unwrap_or_default(),
-    };
-    let record = AttemptRecord {
-        started_at: evidence.process.as_ref().and_then(|process| process.started_at),
-        ended_at: evidence.process.as_ref().and_then(|process| process.ended_at).or(Some(now)),
-        supervisor: observer.supervisor,
-        host: observer.host,
-        evidence,
-        ..AttemptRecord::default()
-    };
-    Finish { fence: row.fence, decision, verdict: Some(verdict), result: None, record: Some(record) }
-}

@@ -5,24 +5,27 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::Notify;
 use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::task::JoinSet;
 
 use crate::config;
 use crate::config::Config;
 use crate::domain::clock;
+use crate::domain::clock::BootInstant;
 use crate::domain::ids::Term;
 use crate::domain::job::JobState;
 use crate::domain::report::chain;
 use crate::domain::units::Bytes;
-use crate::kernel::host;
 use crate::kernel::signals;
 use crate::kernel::signals::Received;
+use crate::runtime::await_store::Patience;
+use crate::runtime::await_store::Waited;
 use crate::runtime::child::LogLine;
 use crate::runtime::dispatcher::Dispatcher;
 use crate::runtime::dispatcher::Identity;
@@ -32,10 +35,21 @@ use crate::runtime::drive::notify;
 use crate::runtime::event::Event;
 use crate::runtime::event::ExitReason;
 use crate::runtime::finisher;
+use crate::runtime::finisher::Writer;
+use crate::runtime::here::Here;
+use crate::runtime::here::HereError;
+use crate::runtime::journal;
+use crate::runtime::lease;
+use crate::runtime::lease::Keeper;
+use crate::runtime::lease::Lease;
+use crate::runtime::lease::Pulse;
 use crate::runtime::reconcile;
+use crate::runtime::reconcile::Complaints;
+use crate::runtime::reconcile::Shown;
 use crate::runtime::reconcile::World;
 use crate::runtime::record::Observer;
 use crate::runtime::recover;
+use crate::runtime::rescue;
 use crate::runtime::spec::row_policy;
 use crate::store::LockFile;
 use crate::store::NewJob;
@@ -50,7 +64,9 @@ use crate::warden::client::WardenError;
 /// Lines of children's stderr that may wait for the log.
 const LOG_QUEUE: usize = 1024;
 /// How long outcomes may take to be recorded once everything else has ended.
-const LAST_WRITES: Duration = Duration::from_secs(10);
+const LAST_WRITES: Duration = Duration::from_secs(5);
+/// How long the end of the term may take to be recorded.
+const LAST_CALL: Duration = Duration::from_secs(5);
 
 /// What `run` has prepared before any thread existed.
 #[derive(Debug)]
@@ -81,9 +97,12 @@ pub enum ServiceError {
     /// The signals.
     #[error("cannot listen to signals")]
     Signals(#[source] std::io::Error),
-    /// The boot id.
-    #[error("cannot tell which boot this is")]
-    Boot(#[source] crate::kernel::KernelError),
+    /// Who we are.
+    #[error("cannot begin")]
+    Here(#[source] HereError),
+    /// The thread that renews the lease.
+    #[error("cannot start the thread that renews the lease")]
+    Thread(#[source] std::io::Error),
 }
 
 /// How it ended, and since when it ran.
@@ -95,38 +114,72 @@ pub struct Left {
     pub since: Timestamp,
     /// Every outcome is on record.
     pub complete: bool,
+    /// The store that it worked with; `None`: it was stopped before that could be reached.
+    pub store: Option<Arc<dyn Store>>,
 }
 
-/// Runs the supervisor until it is told to stop or, with `until_idle`, has nothing left to do.
+/// What stands once a term has begun.
+struct Begun {
+    store: Arc<dyn Store>,
+    supervisor: NewTerm,
+    until: Option<BootInstant>,
+    here: Here,
+}
+
+/// Runs the supervisor until it is told to stop or, with `until_idle`, has nothing left to do. `open` connects to the store.
 ///
 /// # Errors
 /// It could not begin. Once it has begun it does not fail; it waits, and says so in the log.
-pub async fn run(prepared: Prepared, store: Arc<dyn Store>) -> Result<Left, ServiceError> {
+pub async fn run(
+    prepared: Prepared,
+    open: impl AsyncFnMut() -> Result<Arc<dyn Store>, StoreError>,
+) -> Result<Left, ServiceError> {
     let Prepared { config, launched, setup, lock, budget, until_idle } = prepared;
-    let (events, inbox) = mpsc::unbounded_channel();
+    let (events, mut inbox) = mpsc::unbounded_channel();
     listen(events.clone(), config.path.clone()).map_err(ServiceError::Signals)?;
     let (warden, warden_events) = launched.attach().map_err(ServiceError::Warden)?;
-    let observer = Observer { supervisor: config.supervisor.name.clone(), host: host::name() };
-    let term = begin(store.as_ref(), &config, &observer).await?;
+    let mut patience = Patience::new(&mut inbox);
+    let begun = begin(&mut patience, &config, open).await?;
+    for event in std::mem::take(&mut patience.kept) {
+        events.send(event).ok();
+    }
+    let Waited::Done(Begun { store, supervisor, until, here }) = begun else {
+        return Ok(Left { reason: ExitReason::Stopped, since: clock::now(), complete: true, store: None });
+    };
     let since = clock::now();
-    tell_found(store.as_ref()).await.map_err(ServiceError::Store)?;
-    startup_schedules(store.as_ref(), &config).await.map_err(ServiceError::Store)?;
 
-    let promote = Arc::new(Notify::new());
-    let oldest_unanswered = Arc::new(AtomicU64::new(1));
+    let (term, promote, complaints) = (supervisor.term, Arc::new(Notify::new()), Complaints::default());
     let (outcomes, outcome_queue) = mpsc::unbounded_channel();
-    let writer = tokio::spawn(finisher::write(Arc::clone(&store), outcome_queue, events.clone(), Arc::clone(&promote)));
+    let writer = tokio::spawn(finisher::write(Writer {
+        store: Arc::clone(&store),
+        outcomes: outcome_queue,
+        events: events.clone(),
+        put_back: Arc::clone(&promote),
+        state_dir: config.supervisor.state_dir.clone(),
+    }));
+    let (shown, showing) = watch::channel(Shown::default());
+    let pulse = Arc::new(Pulse::new(clock::boottime()));
+    let lease = Lease::start(Keeper {
+        supervisor,
+        leased: store.is_leased(),
+        renewer: store.renewer(),
+        pulse: Arc::clone(&pulse),
+        events: events.clone(),
+    })
+    .map_err(ServiceError::Thread)?;
     let world = World {
         store: Arc::clone(&store),
-        term,
         events: events.clone(),
         promote: Arc::clone(&promote),
-        oldest_unanswered: Arc::clone(&oldest_unanswered),
+        shown: showing,
+        complaints: complaints.clone(),
     };
     let (log, lines) = mpsc::channel(LOG_QUEUE);
-    let mut background = background(&world, &config, lines);
-    let identity = Identity { term, observer, budget, until_idle };
-    events.send(Event::Wake).ok();
+    let observer = Observer { supervisor: here.name.clone(), host: here.host.clone() };
+    let mut background = background(&world, &config, here, lines);
+    let identity = Identity { observer, budget, until_idle, leased: store.is_leased() };
+    events.send(Event::TermBegun { term, until }).ok();
+    let tick = lease::tick_every(config.supervisor.lease);
     let drive = Drive {
         dispatcher: Dispatcher::new(identity, Arc::clone(&config)),
         store: Arc::clone(&store),
@@ -138,50 +191,99 @@ pub async fn run(prepared: Prepared, store: Arc<dyn Store>) -> Result<Left, Serv
         outcomes,
         log,
         promote,
-        oldest_unanswered,
+        shown,
+        pulse: Arc::clone(&pulse),
+        tick,
+        complaints,
         max_result: config.supervisor.max_result,
         ends: HashMap::new(),
     };
     notify(&[sd_notify::NotifyState::Ready]);
     tracing::info!(%term, "taking jobs");
-    let reason = drive.run().await;
+    let (reason, term) = drive.run().await;
     background.shutdown().await;
-    let complete = tokio::time::timeout(LAST_WRITES, writer).await.is_ok();
-    if !complete {
-        tracing::error!("outcomes could not be recorded; the next start will find their attempts open");
-        return Ok(Left { reason, since, complete });
+    let complete = last_writes(writer, &pulse, tick, &config.supervisor.state_dir).await;
+    lease.stop().await;
+    if complete && let Some(term) = term {
+        end_term(store.as_ref(), term).await;
     }
-    if let Err(error) = store.end_term(term).await {
-        tracing::warn!(error = %chain(&error), "the end of this term is not on record");
-    }
-    Ok(Left { reason, since, complete })
+    Ok(Left { reason, since, complete, store: Some(store) })
 }
 
-async fn begin(store: &dyn Store, config: &Config, observer: &Observer) -> Result<Term, ServiceError> {
-    let boot_id = host::boot_id(Path::new("/proc")).map_err(ServiceError::Boot)?;
-    let recovered = recover::recover(store, config, &boot_id, clock::now()).await.map_err(ServiceError::Store)?;
-    if recovered != recover::Recovered::default() {
-        tracing::warn!(
-            seen = recovered.seen,
-            unseen = recovered.unseen,
-            "a supervisor before this one died; its open attempts are ended"
-        );
-    }
-    let term = Term::new();
-    let pid = i32::try_from(std::process::id()).unwrap_or(0);
-    let new = NewTerm {
-        term,
-        name: observer.supervisor.clone(),
-        host: observer.host.clone(),
-        pid,
-        boot_id,
-        identity: crate::store::Identity::default(),
+/// Opens the store, ends what predecessors left, and begins a term.
+async fn begin(
+    patience: &mut Patience<'_>,
+    config: &Config,
+    mut open: impl AsyncFnMut() -> Result<Arc<dyn Store>, StoreError>,
+) -> Result<Waited<Begun>, ServiceError> {
+    let here = Here::find(config).map_err(ServiceError::Here)?;
+    let Waited::Done(store) = patience.until_done(&mut open).await.map_err(ServiceError::Store)? else {
+        return Ok(Waited::Stopped);
+    };
+    let supervisor = new_term(config, &here);
+    // The term may have been begun by a call whose answer was lost: its time counts from the first one.
+    let mut first = None;
+    let begun = patience.until_done(async || {
+        let recovered = recover::recover(store.as_ref(), config, &here).await?;
+        if recovered != recover::Recovered::default() {
+            let recover::Recovered { journaled, seen, unseen } = recovered;
+            tracing::warn!(journaled, seen, unseen, "a supervisor before this one died; its open attempts are ended");
+        }
+        let sent = *first.get_or_insert_with(clock::boottime);
+        store.begin_term(&supervisor).await?;
+        tell_found(store.as_ref()).await?;
+        startup_schedules(store.as_ref(), config).await?;
+        Ok(store.is_leased().then(|| lease::trusted_until(sent, supervisor.lease)))
+    });
+    let Waited::Done(until) = begun.await.map_err(ServiceError::Store)? else { return Ok(Waited::Stopped) };
+    Ok(Waited::Done(Begun { store, supervisor, until, here }))
+}
+
+fn new_term(config: &Config, here: &Here) -> NewTerm {
+    NewTerm {
+        term: Term::new(),
+        name: here.name.clone(),
+        host: here.host.clone(),
+        pid: here.pid,
+        boot_id: here.boot_id.clone(),
+        identity: here.identity.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         kinds: config.kinds.keys().cloned().collect(),
         lease: config.supervisor.lease,
+    }
+}
+
+/// Waits for the last outcomes to be recorded, under a lease that is kept meanwhile; answers whether they were.
+async fn last_writes(writer: JoinHandle<()>, pulse: &Pulse, tick: Duration, state_dir: &Path) -> bool {
+    let end = tokio::time::sleep(LAST_WRITES);
+    tokio::pin!(writer, end);
+    let written = loop {
+        pulse.tick(clock::boottime());
+        tokio::select! {
+            _ = &mut writer => break true,
+            () = &mut end => break false,
+            () = tokio::time::sleep(tick) => {}
+        }
     };
-    store.begin_term(&new).await.map_err(ServiceError::Store)?;
-    Ok(term)
+    let left = journal::read_all(state_dir).map_or(0, |outcomes| outcomes.len());
+    if written && left == 0 {
+        return true;
+    }
+    tracing::error!(
+        outcomes = left,
+        journal = %journal::folder(state_dir).display(),
+        "outcomes could not be recorded; the next start records what is in the journal"
+    );
+    false
+}
+
+/// A store that does not answer now will find the term silent.
+async fn end_term(store: &dyn Store, term: Term) {
+    match tokio::time::timeout(LAST_CALL, store.end_term(term)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(error = %chain(&error), "the end of this term is not on record"),
+        Err(_) => tracing::warn!("the end of this term is not on record: the store does not answer"),
+    }
 }
 
 /// Says what earlier runs left, so that nobody takes old jobs for new ones or a used database for an empty one.
@@ -222,11 +324,12 @@ async fn startup_schedules(store: &dyn Store, config: &Config) -> Result<(), Sto
     Ok(())
 }
 
-fn background(world: &World, config: &Config, mut lines: mpsc::Receiver<LogLine>) -> JoinSet<()> {
+fn background(world: &World, config: &Arc<Config>, here: Here, mut lines: mpsc::Receiver<LogLine>) -> JoinSet<()> {
     let (succeeded, cancelled, dead) = config.supervisor.retain;
     let mut tasks = JoinSet::new();
-    tasks.spawn(reconcile::keeper(world.clone(), config.supervisor.lease));
-    tasks.spawn(reconcile::watcher(world.clone(), config.supervisor.poll));
+    tasks.spawn(reconcile::own_rows(world.clone(), config.supervisor.lease));
+    tasks.spawn(reconcile::watcher(world.clone(), config.supervisor.poll, config.supervisor.lease));
+    tasks.spawn(rescue::rescuer(world.clone(), Arc::clone(config), here));
     tasks.spawn(reconcile::promoter(world.clone()));
     tasks.spawn(reconcile::pruner(world.clone(), Retention { succeeded, cancelled, dead }));
     tasks.spawn(async move {

@@ -28,6 +28,7 @@ use tokio::sync::mpsc;
 use tokio::sync::watch;
 
 use crate::domain::clock;
+use crate::domain::clock::BootInstant;
 use crate::domain::evidence::ExitStatus;
 use crate::domain::evidence::ProcessEvidence;
 use crate::domain::evidence::Stage;
@@ -273,6 +274,14 @@ impl WardenHandle {
     pub fn stop(&self, key: Key, reason: StopReason, grace: Duration) -> Result<(), WardenError> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         self.send(&Down::Stop { key, reason, grace_ms }, Vec::new())
+    }
+
+    /// Says until when nobody else runs these jobs (I4): past it every child is frozen, until a later deadline comes.
+    ///
+    /// # Errors
+    /// The warden is gone.
+    pub fn trust(&self, until: BootInstant) -> Result<(), WardenError> {
+        self.send(&Down::Trust { until: until.0 }, Vec::new())
     }
 
     fn send(&self, frame: &Down, descriptors: Vec<OwnedFd>) -> Result<(), WardenError> {
