@@ -502,4 +502,4 @@ impl Dispatcher {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::runtime) mod tests;

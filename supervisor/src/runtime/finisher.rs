@@ -326,3 +326,5 @@ fn tell(finish: &Finish, finished: Finished) {
     }
 }
 
+#[cfg(test)]
+mod tests;

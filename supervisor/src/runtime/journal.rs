@@ -56,7 +56,9 @@ pub fn read_all(state_dir: &Path) -> io::Result<Vec<Finish>> {
         }
         match serde_json::from_slice(&fs::read(&path)?) {
             Ok(finish) => found.push(finish),
-            Err(error) => tracing::warn!(path = %path.display(), %error, "an outcome in the journal that cannot be read"),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "an outcome in the journal that cannot be read")
+            }
         }
     }
     found.sort_unstable_by_key(|finish| (finish.fence.job, finish.fence.attempt));

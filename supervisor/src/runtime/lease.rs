@@ -161,13 +161,7 @@ struct Turns {
 
 impl Turns {
     fn new(keeper: Keeper) -> Self {
-        Self {
-            keeper,
-            standing: Standing::Held,
-            connected: false,
-            dispatcher_stands: false,
-            trouble: Quiet::default(),
-        }
+        Self { keeper, standing: Standing::Held, connected: false, dispatcher_stands: false, trouble: Quiet::default() }
     }
 
     async fn run(mut self, mut stopping: watch::Receiver<bool>) {
@@ -314,3 +308,5 @@ async fn told(stopping: &mut watch::Receiver<bool>) {
     stopping.wait_for(|stop| *stop).await.map(drop).unwrap_or_default();
 }
 
+#[cfg(test)]
+mod tests;

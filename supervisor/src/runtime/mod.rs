@@ -31,14 +31,16 @@ pub mod await_store;
 pub mod child;
 pub mod dispatcher;
 pub mod drive;
-mod durable;
+pub mod durable;
 pub mod event;
+#[cfg(test)]
+mod fake;
 pub mod finisher;
 pub mod here;
 pub mod journal;
 pub mod lease;
 pub mod observe;
-mod quiet;
+pub mod quiet;
 pub mod reconcile;
 pub mod record;
 pub mod recover;

@@ -12,7 +12,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-
 use crate::config::Config;
 use crate::domain::clock;
 use crate::domain::ids::Term;
@@ -71,12 +70,7 @@ async fn replay_journal(store: &dyn Store, state_dir: &Path) -> Result<usize, St
     replay(store, &outcomes, |finish| journal::remove(state_dir, &finish.fence)).await
 }
 
-async fn replay_ends(
-    store: &dyn Store,
-    config: &Config,
-    here: &Here,
-    terms: &[TermRow],
-) -> Result<usize, StoreError> {
+async fn replay_ends(store: &dyn Store, config: &Config, here: &Here, terms: &[TermRow]) -> Result<usize, StoreError> {
     let state_dir = &config.supervisor.state_dir;
     let ends = ends::read_all(state_dir).unwrap_or_else(|error| {
         tracing::error!(%error, "what the warden before this one saw cannot be read; its attempts count as lost");
@@ -107,7 +101,6 @@ async fn replay_ends(
     replay(store, &finishes, |finish| ends::remove(state_dir, &finish.fence)).await
 }
 
-
 /// Records outcomes and forgets those that were taken. Answers how many were not on record yet.
 async fn replay(
     store: &dyn Store,
@@ -133,3 +126,5 @@ fn left_behind(removed: std::io::Result<()>) {
     }
 }
 
+#[cfg(test)]
+mod tests;

@@ -176,7 +176,10 @@ pub fn end_of(row: &Rescuable, seen: Option<ProcessEvidence>, config: &Config, h
     let process = evidence.process.as_ref();
     let message = last.as_ref().filter(|_| process.is_none()).and_then(|last| {
         let (pid, bytes) = (last.pid?, last.bytes?);
-        Some(format!("when its supervisor last gave a sign of life it ran as pid {pid} and used {bytes} of {}", row.memory))
+        Some(format!(
+            "when its supervisor last gave a sign of life it ran as pid {pid} and used {bytes} of {}",
+            row.memory
+        ))
     });
     let record = AttemptRecord {
         started_at: process.and_then(|process| process.started_at).or_else(|| last.and_then(|last| last.started)),
@@ -202,3 +205,5 @@ fn loss_of(term: Option<&TermRow>, here: &Here) -> Loss {
     }
 }
 
+#[cfg(test)]
+pub(in crate::runtime) mod tests;

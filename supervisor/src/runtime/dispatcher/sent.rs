@@ -33,7 +33,9 @@ impl Sent {
         }
         self.bytes += size(&finish);
         self.taken.push_back((now, finish));
-        while self.bytes > MOST || self.taken.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > self.lease) {
+        while self.bytes > MOST
+            || self.taken.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > self.lease)
+        {
             let Some((_, oldest)) = self.taken.pop_front() else { break };
             self.bytes -= size(&oldest);
         }
@@ -52,6 +54,8 @@ fn size(finish: &Finish) -> usize {
     let texts = record.map_or(0, |record| {
         record.output_tail.len() + record.evidence.said.stderr_tail.len() + record.trace.as_ref().map_or(0, String::len)
     });
-    let series = record.and_then(|record| record.evidence.process.as_ref()).map_or(0, |process| process.memory.series.len() * 16);
+    let series = record
+        .and_then(|record| record.evidence.process.as_ref())
+        .map_or(0, |process| process.memory.series.len() * 16);
     EACH + texts + series + finish.result.as_ref().map_or(0, String::len)
 }

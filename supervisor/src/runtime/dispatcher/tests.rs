@@ -31,7 +31,7 @@ use crate::store::Finished;
 
 const KIND_MEMORY: Bytes = Bytes::mib(64);
 
-fn kind(name: &str, slots: u32) -> KindConfig {
+pub(in crate::runtime) fn kind(name: &str, slots: u32) -> KindConfig {
     KindConfig {
         name: name.to_owned(),
         command: CommandTemplate { argv: vec!["true".to_owned()] },
@@ -57,7 +57,7 @@ fn kind(name: &str, slots: u32) -> KindConfig {
     }
 }
 
-fn config(kinds: &[KindConfig]) -> Arc<Config> {
+pub(in crate::runtime) fn config(kinds: &[KindConfig]) -> Arc<Config> {
     Arc::new(Config {
         path: PathBuf::from("jobs.toml"),
         database: Database::Sqlite(PathBuf::from("/tmp/x.db")),
