@@ -41,7 +41,6 @@ fn a_wrong_configuration_is_exit_status_2_with_every_error_its_line_and_a_hint()
 fn what_is_planned_is_refused_as_not_yet_and_never_ignored() {
     let world = World::new(Lane::Auto, GOOD);
     let planned = [
-        ("postgres://app@db.example.com/app", "", "", 2),
         ("sqlite://jobs.db", "mode = \"prefork\"", "", 5),
         ("sqlite://jobs.db", "mode = \"forkserver\"", "", 5),
         ("sqlite://jobs.db", "on_oom = { grow = 2.0, max = \"4GiB\" }", "", 5),
@@ -59,9 +58,6 @@ fn what_is_planned_is_refused_as_not_yet_and_never_ignored() {
             assert!(stderr.contains(&format!("jobs.toml:{line}: ")) && stderr.contains("not yet"), "{file}{stderr}");
         }
     }
-    std::fs::remove_file(world.path("jobs.toml")).expect("it was there");
-    let (code, _, stderr) = told(&world, &["--database", "postgres://db.example.com/app", "list"]);
-    assert!(code == Some(2) && stderr.contains("not yet"), "{stderr}");
 }
 
 #[test]

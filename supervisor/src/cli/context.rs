@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::cli::DATABASE_URL;
 use crate::cli::Global;
 use crate::cli::failure::Failure;
 use crate::config;
@@ -29,7 +30,7 @@ pub(crate) struct Place {
 impl Place {
     /// Finds them. A configuration that is there is checked, whether or not `--database` is given.
     pub(crate) fn find(global: &Global) -> Result<Self, Failure> {
-        let url = global.database.as_deref().map(named).transpose()?;
+        let url = global.database.as_deref().map(|url| named(url, global.database_is_argument)).transpose()?;
         let config = match (&url, global.config.exists()) {
             (Some(_), false) => None,
             (Some(_) | None, _) => Some(config::load(&global.config)?),
@@ -61,6 +62,14 @@ impl Place {
         }
     }
 
+    /// The SQL of all steps of its schema.
+    pub(crate) fn migration_sql(&self) -> String {
+        match &self.database {
+            Database::Sqlite(_) => SqliteStore::migration_sql(),
+            Database::Postgres(_) => PostgresStore::migration_sql(),
+        }
+    }
+
     /// Takes the lock that a supervisor works under; call it before any thread exists.
     pub(crate) fn lock(&self, supervisor: &SupervisorConfig) -> Result<LockFile, Failure> {
         Ok(match &self.database {
@@ -72,11 +81,18 @@ impl Place {
     }
 }
 
-/// The database of `--database`; a relative path starts at the current folder.
-fn named(url: &str) -> Result<Database, Failure> {
+/// The database of `--database` or of the environment; a relative path starts at the current folder.
+fn named(url: &str, is_argument: bool) -> Result<Database, Failure> {
     let here = std::env::current_dir().map_err(|error| Failure::failed(&error))?;
-    config::parse_database(url, &here)
-        .map_err(|(what, hint)| Failure::usage(format!("--database: {what}\nhint: {hint}")))
+    let place = if is_argument { "--database" } else { DATABASE_URL };
+    let database = config::parse_database(url, &here)
+        .map_err(|(what, hint)| Failure::usage(format!("{place}: {what}\nhint: {hint}")))?;
+    if is_argument && matches!(&database, Database::Postgres(url) if url.has_password()) {
+        return Err(Failure::usage(format!(
+            "--database: a password on a command line can be read by everybody on this host\nhint: put the URL into the environment as {DATABASE_URL}, or leave the password out and let PGPASSFILE name a file that has it"
+        )));
+    }
+    Ok(database)
 }
 
 /// Runs a command's asynchronous part on a runtime of its own.

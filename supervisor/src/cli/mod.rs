@@ -26,12 +26,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::ColorChoice;
+use clap::CommandFactory;
+use clap::FromArgMatches;
 use clap::Parser;
 use clap::Subcommand;
+use clap::parser::ValueSource;
 
 use crate::cli::failure::Failure;
 use crate::store::Store;
 use crate::warden;
+
+/// Names the database, and may hold its password.
+const DATABASE_URL: &str = "JOBVISOR_DATABASE_URL";
 
 /// Background jobs whose deaths are recorded with their true cause and its proof.
 #[derive(Debug, Parser)]
@@ -49,9 +55,13 @@ struct Global {
     /// The configuration file.
     #[arg(long, global = true, default_value = "jobs.toml", value_name = "FILE", env = "JOBVISOR_CONFIG")]
     config: PathBuf,
-    /// The database, in place of the one that the configuration names (`sqlite://path`).
-    #[arg(long, global = true, value_name = "URL", env = "JOBVISOR_DATABASE_URL", hide_env_values = true)]
+    /// The database, in place of the one that the configuration names: `sqlite://path`, or `postgres://user@host/name`.
+    /// One with a password is taken from the environment only.
+    #[arg(long, global = true, value_name = "URL", env = DATABASE_URL, hide_env_values = true)]
     database: Option<String>,
+    /// The database stands on the command line, where others can read it.
+    #[arg(skip)]
+    database_is_argument: bool,
     /// Print JSON.
     #[arg(long, global = true)]
     json: bool,
@@ -100,7 +110,7 @@ pub fn main() -> ExitCode {
 /// the store as it is.
 #[must_use]
 pub fn main_with(wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store>) -> ExitCode {
-    let cli = Cli::parse();
+    let cli = parse();
     let result = match &cli.command {
         Command::Run(args) => run::run(&cli.global, args, &wrap),
         Command::Enqueue(args) => enqueue::run(&cli.global, args),
@@ -123,6 +133,13 @@ pub fn main_with(wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store>) -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+fn parse() -> Cli {
+    let matches = Cli::command().get_matches();
+    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    cli.global.database_is_argument = matches.value_source("database") == Some(ValueSource::CommandLine);
+    cli
 }
 
 /// Exit status 1: the thing asked about failed.

@@ -14,6 +14,7 @@ mod file;
 mod host;
 mod kind;
 mod model;
+mod postgres;
 mod resolve;
 mod schedule;
 mod shell;

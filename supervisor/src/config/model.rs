@@ -47,6 +47,12 @@ impl PostgresUrl {
     pub fn secret(&self) -> &str {
         &self.0
     }
+
+    /// Whether a password stands in it.
+    #[must_use]
+    pub fn has_password(&self) -> bool {
+        super::postgres::has_password(&self.0)
+    }
 }
 
 impl fmt::Display for PostgresUrl {

@@ -10,7 +10,8 @@ use super::error::{ConfigErrors, Problems};
 use super::expand::{Target, expand};
 use super::file::{Field, Section};
 use super::kind;
-use super::model::{Config, Database, MemoryBudget, PostgresUrl, SupervisorConfig};
+use super::model::{Config, Database, MemoryBudget, SupervisorConfig};
+use super::postgres;
 use super::schedule;
 use crate::domain::units::{Bytes, show_duration};
 
@@ -122,9 +123,7 @@ pub fn parse_database(url: &str, folder: &Path) -> Result<Database, (String, Str
     };
     match scheme {
         "sqlite" => {}
-        "postgres" | "postgresql" => {
-            return Ok(Database::Postgres(PostgresUrl(url.to_owned())));
-        }
+        "postgres" | "postgresql" => return postgres::read(url).map(Database::Postgres),
         _ => return wrong(&format!("no database speaks `{scheme}:` here")),
     }
     let file = rest.strip_prefix("//").unwrap_or(rest);

@@ -135,8 +135,8 @@ fn broken_lines_are_told_at_once() {
 fn wrong_database_urls_are_told_without_repeating_them() {
     for (url, part) in [
         ("jobs.db", "no scheme"),
-        ("postgres://u:secret@h/db", "not yet: Postgres"),
-        ("postgresql://h/db", "not yet: Postgres"),
+        ("postgres://u:sec#ret@h/db", "cannot be read"),
+        ("postgresql://u:secret@h/db?sslmode=on", "`sslmode`"),
         ("mysql://u:secret@h/db", "no database speaks `mysql:`"),
         ("sqlite::memory:", "must be a file"),
         ("sqlite://:memory:", "must be a file"),
