@@ -66,6 +66,10 @@ pub(crate) async fn counts_say_how_many_stand_where(fixture: &dyn Fixture) {
         },
     ];
     assert_eq!(counts, expected);
+    let oldest = store.oldest_queued().await.unwrap();
+    let due = store.list(&Filter { kind: Some("a".to_owned()), ..Filter::default() }).await.unwrap();
+    assert_eq!(oldest[0], ("a".to_owned(), due[0].run_at));
+    assert_eq!(oldest.len(), 2, "only what is queued: {oldest:?}");
 }
 
 pub(crate) async fn prune_keeps_what_is_unfinished_and_what_is_young(fixture: &dyn Fixture) {

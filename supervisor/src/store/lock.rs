@@ -105,6 +105,22 @@ pub(super) fn take(path: PathBuf, held: &Path, folder: String, name: &str) -> Re
     }
 }
 
+/// Whether somebody holds the lock on the file at `path`; nobody does where there is none.
+pub(super) fn is_held(path: &Path) -> Result<bool, StoreError> {
+    let fault = |step, source| StoreError::Io { step, path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(source) => return Err(fault("open", source)),
+    };
+    // Shared, so that two who ask do not take each other for a holder; let go when the file is closed.
+    match file.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(source)) => Err(fault("look at", source)),
+    }
+}
+
 fn open_file(path: &Path) -> Result<File, StoreError> {
     // The standard library opens with O_CLOEXEC: who is to inherit the descriptor is given a copy on purpose.
     OpenOptions::new()

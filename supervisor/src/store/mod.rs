@@ -104,6 +104,9 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// How many jobs stand where, by kind.
     async fn counts(&self) -> Result<Vec<Count>, StoreError>;
 
+    /// Since when the oldest queued job of each kind that has one has been due, by kind.
+    async fn oldest_queued(&self) -> Result<Vec<(String, Timestamp)>, StoreError>;
+
     /// Whether an unfinished job of this schedule exists.
     async fn schedule_has_unfinished(&self, schedule: &str) -> Result<bool, StoreError>;
 

@@ -31,6 +31,7 @@ mod retention;
 mod route;
 mod row;
 mod sleep;
+mod stats;
 mod terms;
 
 use std::path::Path;
@@ -103,11 +104,19 @@ impl PostgresStore {
     /// # Errors
     /// As [`SqliteStore::lock_for_supervisor`](crate::store::sqlite::SqliteStore::lock_for_supervisor).
     pub fn lock_for_supervisor(url: &str, state_dir: &Path, name: &str) -> Result<LockFile, StoreError> {
-        let (database, identity) = route::identity(url)?;
-        let folder = lock::folder_name("pg", &database, identity.as_bytes());
+        let folder = Self::state_folder(url)?;
         let path = state_dir.join(&folder);
         std::fs::create_dir_all(&path).map_err(|source| StoreError::Io { step: "make", path: path.clone(), source })?;
         lock::take(path.join("lock"), &path, folder, name)
+    }
+
+    /// The subfolder of `state_dir` that a supervisor of this database uses.
+    ///
+    /// # Errors
+    /// The URL cannot be read.
+    pub fn state_folder(url: &str) -> Result<String, StoreError> {
+        let (database, identity) = route::identity(url)?;
+        Ok(lock::folder_name("pg", &database, identity.as_bytes()))
     }
 
     /// Closes all connections. Other handles fail from then on.
@@ -201,6 +210,10 @@ impl Store for PostgresStore {
 
     async fn counts(&self) -> Result<Vec<Count>, StoreError> {
         query::counts(self).await
+    }
+
+    async fn oldest_queued(&self) -> Result<Vec<(String, Timestamp)>, StoreError> {
+        stats::oldest_queued(self).await
     }
 
     async fn schedule_has_unfinished(&self, schedule: &str) -> Result<bool, StoreError> {

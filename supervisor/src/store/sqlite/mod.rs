@@ -85,10 +85,27 @@ impl SqliteStore {
     /// [`StoreError::Io`] if the file cannot be made.
     pub fn lock_for_supervisor(path: &Path, name: &str) -> Result<LockFile, StoreError> {
         open::refuse_network(path)?;
-        let file = beside(&resolved(path)?, ".lock");
+        let folder = Self::state_folder(path)?;
+        lock::take(lock_file(path)?, path, folder, name)
+    }
+
+    /// The subfolder of `state_dir` that a supervisor of this database uses.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] if the database's folder cannot be found.
+    pub fn state_folder(path: &Path) -> Result<String, StoreError> {
+        let file = lock_file(path)?;
         let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let folder = lock::folder_name("db", &stem, file.as_os_str().as_bytes());
-        lock::take(file, path, folder, name)
+        Ok(lock::folder_name("db", &stem, file.as_os_str().as_bytes()))
+    }
+
+    /// Whether a supervisor, or what one left behind, holds the database now. Asking takes the lock for an instant at most,
+    /// which a supervisor that is just starting waits out.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] if the lock cannot be looked at.
+    pub fn is_held(path: &Path) -> Result<bool, StoreError> {
+        lock::is_held(&lock_file(path)?)
     }
 
     /// Opens a database; `migrate` allows to bring its schema up to date.
@@ -218,6 +235,10 @@ impl Store for SqliteStore {
         query::counts(self).await
     }
 
+    async fn oldest_queued(&self) -> Result<Vec<(String, Timestamp)>, StoreError> {
+        query::oldest_queued(self).await
+    }
+
     async fn schedule_has_unfinished(&self, schedule: &str) -> Result<bool, StoreError> {
         query::schedule_has_unfinished(self, schedule).await
     }
@@ -249,6 +270,10 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)
+}
+
+fn lock_file(database: &Path) -> Result<PathBuf, StoreError> {
+    Ok(beside(&resolved(database)?, ".lock"))
 }
 
 /// Where the file is, whatever links lead to it: one database has one lock. One that is not there yet: where it will be.

@@ -1,5 +1,6 @@
 //! Reading: every call is one statement, fetched whole, on a reader.
 
+use jiff::Timestamp;
 use sqlx::sqlite::SqliteRow;
 
 use super::SqliteStore;
@@ -92,6 +93,15 @@ pub(super) async fn counts(store: &SqliteStore) -> Result<Vec<Count>, StoreError
     let place = |state: JobState| JobState::ALL.iter().position(|known| *known == state);
     counts.sort_by(|a, b| (&a.kind, place(a.state)).cmp(&(&b.kind, place(b.state))));
     Ok(counts)
+}
+
+pub(super) async fn oldest_queued(store: &SqliteStore) -> Result<Vec<(String, Timestamp)>, StoreError> {
+    let rows =
+        sqlx::query("SELECT kind, min(run_at) AS due FROM jobs WHERE state = 'queued' GROUP BY kind ORDER BY kind")
+            .fetch_all(&store.readers)
+            .await
+            .map_err(|e| StoreError::sort("look for the oldest queued jobs", e))?;
+    rows.iter().map(|row| Ok((get(row, "kind")?, time(row, "due")?))).collect()
 }
 
 fn count_row(row: &SqliteRow) -> Result<Count, StoreError> {
