@@ -207,6 +207,10 @@ impl Store for Failing {
         self.inner.counts().await
     }
 
+    async fn oldest_queued(&self) -> Result<Vec<(String, jiff::Timestamp)>, StoreError> {
+        self.inner.oldest_queued().await
+    }
+
     async fn schedule_has_unfinished(&self, schedule: &str) -> Result<bool, StoreError> {
         self.inner.schedule_has_unfinished(schedule).await
     }

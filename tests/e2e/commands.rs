@@ -44,6 +44,28 @@ fn migrate_prints_the_schema_or_brings_a_database_up_to_date() {
 }
 
 #[test]
+fn migrate_prints_the_schema_of_the_database_that_is_configured_without_asking_it() {
+    let world = World::at(Lane::Auto, KIND, "postgres://app@127.0.0.1:1/app");
+    let sql = world.good(&["migrate", "--print-sql"]);
+    assert!(sql.contains("CREATE TABLE jobvisor.jobs") && sql.contains("CREATE SCHEMA"), "{sql}");
+    let sql = world.good(&["--database", "sqlite://jobs.db", "migrate", "--print-sql"]);
+    assert!(sql.contains("CREATE TABLE jobs"), "{sql}");
+}
+
+#[test]
+fn a_postgres_schema_that_may_not_be_made_is_exit_status_3_until_it_is_migrated_by_name() {
+    let world = World::on_postgres(Lane::Auto, "[database]\nmigrate = false\n\n[kind.fault]\ncommand = [\"true\"]\n");
+    let refused = world.run(&["list"]);
+    assert_eq!(refused.status.code(), Some(3));
+    let words = String::from_utf8(refused.stderr).expect("text");
+    assert!(words.contains("needs migrating") && words.contains("jobvisor migrate"), "{words}");
+    world.good(&["migrate"]);
+    assert!(world.good(&["migrate"]).contains("is up to date"));
+    let there = "SELECT to_regclass('jobvisor.jobs') IS NOT NULL";
+    assert_eq!(world.postgres().psql(there), "t");
+}
+
+#[test]
 fn doctor_is_exit_status_0_only_where_the_kernel_enforces() {
     let world = World::new(Lane::Auto, KIND);
     let output = world.run(&["doctor"]);

@@ -63,11 +63,76 @@ fn what_is_planned_is_refused_as_not_yet_and_never_ignored() {
 #[test]
 fn commands_that_only_read_are_exit_status_3_without_a_database_and_make_none() {
     let world = World::new(Lane::Auto, GOOD);
-    for arguments in [&["inspect", "1"][..], &["list"], &["wait", "1"], &["cancel", "1"], &["retry", "1"]] {
+    for arguments in [
+        &["inspect", "1"][..],
+        &["list"],
+        &["wait", "1"],
+        &["cancel", "1"],
+        &["retry", "1"],
+        &["stats"],
+        &["kinds"],
+        &["supervisors"],
+        &["pause", "fault"],
+        &["resume", "fault"],
+    ] {
         let (code, stdout, stderr) = told(&world, arguments);
         assert_eq!((code, stdout.as_str()), (Some(3), ""), "{arguments:?}: {stderr}");
         assert!(stderr.contains("jobs.db"), "{stderr}");
         assert!(!world.path("jobs.db").exists(), "{arguments:?} made a database");
+    }
+}
+
+#[test]
+fn a_database_that_does_not_answer_is_exit_status_3_and_its_password_is_told_to_nobody() {
+    let world = World::new(Lane::Auto, GOOD);
+    let nobody = "postgres://app:s3cret@127.0.0.1:1/app";
+    for arguments in [
+        &["list"][..],
+        &["inspect", "1"],
+        &["enqueue", "fault"],
+        &["stats"],
+        &["supervisors"],
+        &["pause", "fault"],
+        &["migrate"],
+        &["init"],
+    ] {
+        let (code, stdout, stderr) = told_by(world.command(arguments).env("JOBVISOR_DATABASE_URL", nobody));
+        assert_eq!((code, stdout.as_str()), (Some(3), ""), "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("s3cret"), "{arguments:?}: {stderr}");
+    }
+    let (code, stdout, stderr) = told_by(world.command(&["doctor"]).env("JOBVISOR_DATABASE_URL", nobody));
+    assert!(code == Some(1) && stdout.contains("database postgres://app@127.0.0.1:1/app: "), "{stdout}{stderr}");
+    assert!(!stdout.contains("s3cret") && !stderr.contains("s3cret"), "{stdout}{stderr}");
+}
+
+#[test]
+fn a_password_on_the_command_line_is_refused_wherever_it_stands() {
+    let world = World::new(Lane::Auto, GOOD);
+    for url in ["postgres://app:s3cret@127.0.0.1:1/app", "postgres://app@127.0.0.1:1/app?password=s3cret"] {
+        for arguments in [&["--database", url, "list"][..], &["list", "--database", url], &["run", "--database", url]] {
+            let (code, stdout, stderr) = told(&world, arguments);
+            assert_eq!((code, stdout.as_str()), (Some(2), ""), "{stderr}");
+            assert!(stderr.contains("JOBVISOR_DATABASE_URL") && stderr.contains("PGPASSFILE"), "{stderr}");
+            assert!(!stderr.contains("s3cret"), "{stderr}");
+        }
+    }
+    for (name, url, word) in [
+        ("--database", "postgres://app:s3cret@a,b/app", "several hosts"),
+        ("JOBVISOR_DATABASE_URL", "postgres://app:s3cret%@h/app", "hexadecimal"),
+        ("JOBVISOR_DATABASE_URL", "jobs.db", "no scheme"),
+    ] {
+        let mut command = match name {
+            "--database" => world.command(&["list", "--database", url]),
+            variable => {
+                let mut command = world.command(&["list"]);
+                command.env(variable, url);
+                command
+            }
+        };
+        let (code, _, stderr) = told_by(&mut command);
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(stderr.contains(&format!("{name}: ")) && stderr.contains(word), "{stderr}");
+        assert!(!stderr.contains("s3cret"), "{stderr}");
     }
 }
 

@@ -12,6 +12,7 @@ use crate::config::SupervisorConfig;
 use crate::store::LockFile;
 use crate::store::Store;
 use crate::store::StoreError;
+use crate::store::TermRow;
 use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::OpenMode;
 use crate::store::sqlite::SqliteStore;
@@ -68,6 +69,25 @@ impl Place {
             Database::Sqlite(_) => SqliteStore::migration_sql(),
             Database::Postgres(_) => PostgresStore::migration_sql(),
         }
+    }
+
+    /// The subfolder of `state_dir` that a supervisor of this database uses.
+    pub(crate) fn state_folder(&self) -> Result<String, StoreError> {
+        match &self.database {
+            Database::Sqlite(path) => SqliteStore::state_folder(path),
+            Database::Postgres(url) => PostgresStore::state_folder(url.secret()),
+        }
+    }
+
+    /// Which of the terms hold their lease; `terms` are all on record, newest first. Where the lease is a lock, only the newest
+    /// of those that are open can hold it.
+    pub(crate) fn holding(&self, terms: &[TermRow]) -> Result<Vec<bool>, StoreError> {
+        let holder = match &self.database {
+            Database::Sqlite(path) if SqliteStore::is_held(path)? => terms.iter().position(TermRow::is_open),
+            Database::Sqlite(_) => None,
+            Database::Postgres(_) => return Ok(terms.iter().map(|row| row.is_open() && !row.expired).collect()),
+        };
+        Ok((0..terms.len()).map(|n| holder == Some(n)).collect())
     }
 
     /// Takes the lock that a supervisor works under; call it before any thread exists.

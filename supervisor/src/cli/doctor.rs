@@ -1,6 +1,7 @@
 //! `jobvisor doctor`: finds out by doing, and says what would be better.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use crate::cli::Global;
 use crate::cli::context::Place;
@@ -9,30 +10,51 @@ use crate::cli::failed;
 use crate::cli::failure::Failure;
 use crate::cli::out;
 use crate::config::Config;
+use crate::config::Database;
 use crate::config::Enforce;
 use crate::domain::evidence::Enforcement;
 use crate::domain::report::chain;
+use crate::domain::text::printable;
 use crate::domain::units::Bytes;
 use crate::kernel::cgroup;
 use crate::kernel::host;
+use crate::store::postgres::Level;
+use crate::store::postgres::PostgresStore;
+use crate::store::postgres::Remark;
 use crate::store::sqlite::OpenMode;
 use crate::warden::Capabilities;
 use crate::warden::WardenSetup;
 use crate::warden::client;
 
+/// A transaction that is open for longer keeps too much from being removed.
+const OLD: Duration = Duration::from_secs(60);
+
 /// One line of the list.
 struct Finding {
-    good: bool,
+    level: Level,
     what: String,
     hint: Option<String>,
 }
 
+impl Finding {
+    /// Whether everything can go on as it is.
+    fn is_good(&self) -> bool {
+        self.level != Level::Trouble
+    }
+}
+
+impl From<Remark> for Finding {
+    fn from(Remark { level, what, hint }: Remark) -> Self {
+        Self { level, what, hint }
+    }
+}
+
 fn good(what: impl Into<String>) -> Finding {
-    Finding { good: true, what: what.into(), hint: None }
+    Finding { level: Level::Good, what: what.into(), hint: None }
 }
 
 fn trouble(what: impl Into<String>, hint: impl Into<String>) -> Finding {
-    Finding { good: false, what: what.into(), hint: Some(hint.into()) }
+    Finding { level: Level::Trouble, what: what.into(), hint: Some(hint.into()) }
 }
 
 pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
@@ -41,7 +63,7 @@ pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
     findings.extend(memory());
     match Place::find(global) {
         Ok(place) => {
-            findings.push(database(&place));
+            findings.extend(database(&place));
             findings.extend(enforcement(&capabilities, place.config.as_ref()));
         }
         Err(error) => {
@@ -53,7 +75,7 @@ pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
         }
     }
     print(global, &findings);
-    Ok(if findings.iter().all(|finding| finding.good) { ExitCode::SUCCESS } else { failed() })
+    Ok(if findings.iter().all(Finding::is_good) { ExitCode::SUCCESS } else { failed() })
 }
 
 /// A real warden, in a folder of its own, which makes a real leaf.
@@ -110,23 +132,44 @@ fn memory() -> Vec<Finding> {
     vec![good(format!("memory: {} in all, {} available, {swap}, {limit}", memory.total, memory.available))]
 }
 
-fn database(place: &Place) -> Finding {
-    let path = place.shown();
-    match block_on(async { Ok(place.open(OpenMode::Existing).await?.counts().await?) }) {
-        Ok(counts) => good(format!("database {path}: {} job(s)", counts.iter().map(|count| count.jobs).sum::<u64>())),
-        Err(error) => {
-            trouble(format!("database {path}: {error}"), "`jobvisor init` or `jobvisor migrate` makes it ready")
-        }
+fn database(place: &Place) -> Vec<Finding> {
+    let shown = place.shown();
+    let told = |error: &Failure, hint: &str| trouble(format!("database {shown}: {error}"), hint);
+    let mut findings = match &place.database {
+        Database::Sqlite(_) => Vec::new(),
+        Database::Postgres(url) => match block_on(async { Ok(PostgresStore::examine(url.secret(), OLD).await?) }) {
+            Ok(remarks) => remarks.into_iter().map(Finding::from).collect(),
+            Err(error) => {
+                let hint = "start the server, or correct the URL; a password may come from PGPASSFILE";
+                return vec![told(&error, hint)];
+            }
+        },
+    };
+    // A server that cannot be used now has been told as such.
+    if findings.iter().all(Finding::is_good) {
+        findings.push(match block_on(async { Ok(place.open(OpenMode::Existing).await?.counts().await?) }) {
+            Ok(counts) => {
+                good(format!("database {shown}: {} job(s)", counts.iter().map(|count| count.jobs).sum::<u64>()))
+            }
+            Err(error) => told(&error, "`jobvisor init` or `jobvisor migrate` makes it ready"),
+        });
     }
+    findings
 }
 
 fn print(global: &Global, findings: &[Finding]) {
-    for Finding { good, what, hint } in findings {
+    for finding @ Finding { level, what, hint } in findings {
         if global.json {
-            out::json(&serde_json::json!({ "good": good, "what": what, "hint": hint }));
+            out::json(&serde_json::json!({ "good": finding.is_good(), "what": what, "hint": hint }));
             continue;
         }
-        out::data(&format!("[{}] {what}", if *good { "ok" } else { "!!" }));
+        let mark = match level {
+            Level::Good => "ok",
+            Level::Note => "--",
+            Level::Trouble => "!!",
+        };
+        // Names of databases, users and programs are others' words.
+        out::data(&printable(format!("[{mark}] {what}").as_bytes()));
         if let Some(hint) = hint {
             out::data(&format!("     hint: {hint}"));
         }

@@ -30,6 +30,11 @@ impl Failure {
         Self { code: Self::FAILED, text: chain(error) }
     }
 
+    /// It did not answer in time.
+    pub(crate) fn timed_out(error: &(dyn Error + 'static)) -> Self {
+        Self { code: Self::TIMED_OUT, text: chain(error) }
+    }
+
     /// A mistake in the arguments or the configuration.
     pub(crate) fn usage(text: impl Into<String>) -> Self {
         Self { code: Self::USAGE, text: text.into() }

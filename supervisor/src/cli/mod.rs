@@ -12,12 +12,17 @@ mod context;
 mod doctor;
 mod enqueue;
 mod failure;
+mod fleet;
 mod init;
 mod inspect;
 mod list;
 mod migrate;
 mod out;
+mod pause;
 mod run;
+mod shell;
+mod stats;
+mod status;
 mod telemetry;
 mod wait;
 
@@ -86,6 +91,18 @@ enum Command {
     Cancel(act::CancelArgs),
     /// Bring ended jobs back with a fresh budget; their history stays.
     Retry(act::RetryArgs),
+    /// Jobs by kind and state, how long the oldest has waited, and kinds that no living supervisor runs.
+    Stats,
+    /// The kinds of the configuration: their slots and memory, what waits and runs, who paused them.
+    Kinds,
+    /// Stop kinds from being claimed, by every supervisor; what runs goes on.
+    Pause(pause::Args),
+    /// Let kinds be claimed again.
+    Resume(pause::Args),
+    /// The supervisors on record: who runs which kinds, and who is gone.
+    Supervisors(fleet::Args),
+    /// How the supervisor of this configuration stands: what runs, what is held, when it last did what.
+    Status,
     /// Check the configuration without starting anything.
     Check,
     /// Write a first `jobs.toml` and create its database.
@@ -94,6 +111,10 @@ enum Command {
     Migrate(migrate::Args),
     /// What this host and database can do, what enforcement will be in force, how to get better.
     Doctor,
+    /// Print a script that completes commands and options in a shell.
+    Completions(shell::CompletionsArgs),
+    /// Print a manual page (`jobvisor man | man -l -`).
+    Man(shell::ManArgs),
     /// The warden's own process; started by `run`.
     #[command(hide = true)]
     Warden,
@@ -119,6 +140,14 @@ pub fn main_with(wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store>) -> ExitCode {
         Command::Wait(args) => wait::run(&cli.global, args),
         Command::Cancel(args) => act::cancel(&cli.global, args),
         Command::Retry(args) => act::retry(&cli.global, args),
+        Command::Stats => stats::stats(&cli.global),
+        Command::Kinds => stats::kinds(&cli.global),
+        Command::Pause(args) => pause::pause(&cli.global, args),
+        Command::Resume(args) => pause::resume(&cli.global, args),
+        Command::Supervisors(args) => fleet::run(&cli.global, args),
+        Command::Status => status::run(&cli.global),
+        Command::Completions(args) => shell::completions(args),
+        Command::Man(args) => shell::man(args),
         Command::Check => check::run(&cli.global),
         Command::Init => init::run(&cli.global),
         Command::Migrate(args) => migrate::run(&cli.global, args),

@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering;
 
 use clap::ColorChoice;
 
+use crate::domain::text::printable;
+
 /// Some data did not reach stdout.
 static LOST: AtomicBool = AtomicBool::new(false);
 
@@ -33,9 +35,9 @@ pub(crate) fn json(value: &serde_json::Value) {
     data(&value.to_string());
 }
 
-/// Says something to the person.
+/// Says something to the person. Names of kinds and the like come from others: no terminal obeys them.
 pub(crate) fn note(text: &str) {
-    writeln!(io::stderr().lock(), "{text}").ok();
+    writeln!(io::stderr().lock(), "{}", printable(text.as_bytes())).ok();
 }
 
 /// Reports an error.

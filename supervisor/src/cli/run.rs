@@ -26,6 +26,7 @@ use crate::runtime::service;
 use crate::runtime::service::Prepared;
 use crate::runtime::service::ServiceError;
 use crate::store::Filter;
+use crate::store::PausedKind;
 use crate::store::Store;
 use crate::store::sqlite::OpenMode;
 use crate::warden::Capabilities;
@@ -126,7 +127,23 @@ async fn finish(global: &Global, args: &Args, left: service::Left) -> Result<Exi
     for line in &stuck {
         out::note(&format!("nobody living can run {line}"));
     }
+    if let Some(store) = &left.store {
+        tell_paused(store.as_ref()).await?;
+    }
     Ok(if !stuck.is_empty() || (args.fail_on_dead && dead) { failed() } else { ExitCode::SUCCESS })
+}
+
+/// A run that ends while jobs are left says why it did not wait for them.
+async fn tell_paused(store: &dyn Store) -> Result<(), Failure> {
+    let (paused, counts) = (store.paused().await?, store.counts().await?);
+    for PausedKind { kind, by, .. } in paused {
+        let left = counts.iter().filter(|count| count.kind == kind && !count.state.is_final()).map(|count| count.jobs);
+        let left = left.sum::<u64>();
+        if left > 0 {
+            out::note(&format!("kind `{kind}` is paused (by {by}); {left} job(s) of it are left"));
+        }
+    }
+    Ok(())
 }
 
 /// The table of what ended since the start; answers whether a job is dead.

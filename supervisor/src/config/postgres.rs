@@ -29,8 +29,10 @@ const PARAMETERS: &[&str] = &[
 
 const SSL_MODES: &[&str] = &["disable", "allow", "prefer", "require", "verify-ca", "verify-full"];
 
-const EXAMPLE: &str = "write `postgres://user@host/database`, or `postgres:///database?host=/run/postgresql` for a socket";
-const ENCODE: &str = "in a user name or password write `%25` for `%`, `%23` for `#`, `%2F` for `/`, `%3F` for `?`, `%40` for `@`";
+const EXAMPLE: &str =
+    "write `postgres://user@host/database`, or `postgres:///database?host=/run/postgresql` for a socket";
+const ENCODE: &str =
+    "in a user name or password write `%25` for `%`, `%23` for `#`, `%2F` for `/`, `%3F` for `?`, `%40` for `@`";
 
 /// What is wrong, and what would be right.
 type Wrong = (String, String);
@@ -54,7 +56,10 @@ pub(super) fn read(text: &str) -> Result<PostgresUrl, Wrong> {
     }
     check_encoding(text)?;
     if url.host_str().is_some_and(|host| host.contains(',')) {
-        return Err(wrong("the database URL names several hosts", "name one; a proxy or a DNS name can stand for many"));
+        return Err(wrong(
+            "the database URL names several hosts",
+            "name one; a proxy or a DNS name can stand for many",
+        ));
     }
     if url.path().trim_start_matches('/').contains('/') {
         return Err(wrong("the database URL names more than a database after its host", ENCODE));
@@ -85,8 +90,10 @@ fn check_parameter(key: &str, value: &str) -> Result<(), Wrong> {
         known if PARAMETERS.contains(&known) => true,
         inner if inner.starts_with("options[") && inner.ends_with(']') => true,
         unknown => {
-            let hint = nearest(unknown, PARAMETERS.iter().copied())
-                .map_or_else(|| format!("known here: {}", PARAMETERS.join(", ")), |word| format!("did you mean `{word}`?"));
+            let hint = nearest(unknown, PARAMETERS.iter().copied()).map_or_else(
+                || format!("known here: {}", PARAMETERS.join(", ")),
+                |word| format!("did you mean `{word}`?"),
+            );
             return Err(wrong("the database URL has a parameter after `?` that is not known here", hint));
         }
     };
@@ -110,7 +117,6 @@ pub(super) fn has_password(text: &str) -> bool {
 mod tests {
     use std::path::Path;
 
-    use super::*;
     use crate::config::Database;
     use crate::config::parse_database;
 
@@ -133,7 +139,9 @@ mod tests {
             ("postgres://[::1]:5432/app", "postgres://[::1]:5432/app", false),
             ("postgres:///app?options[search_path]=x", "postgres:///app", false),
         ] {
-            let Ok(Database::Postgres(taken)) = parse_database(url, Path::new("/")) else { panic!("{url}: {}", told(url)) };
+            let Ok(Database::Postgres(taken)) = parse_database(url, Path::new("/")) else {
+                panic!("{url}: {}", told(url))
+            };
             assert_eq!((taken.to_string().as_str(), taken.secret()), (shown, url));
             assert_eq!(taken.has_password(), password, "{url}");
             assert!(!format!("{taken:?}").contains("cret"), "{taken:?}");

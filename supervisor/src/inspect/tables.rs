@@ -82,7 +82,7 @@ fn counts(jobs: &[Job]) -> String {
 }
 
 /// Columns by content, whatever the width of the terminal: a table is read by `grep` as well. Ends with a newline.
-fn table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+pub(super) fn table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);

@@ -1,5 +1,7 @@
 //! The words and the layout, held by snapshots; the contract, key by key.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -11,8 +13,8 @@ use crate::domain::job::{Budget, Job, JobState};
 use crate::domain::units::Bytes;
 use crate::domain::verdict::judge;
 use crate::domain::verdict::tests::{With, failed_frame, no_cgroup, supervisor_lost, v1, v2};
-use crate::store::AttemptRecord;
-use crate::store::AttemptRow;
+use crate::runtime::dispatcher::{HeldOutcome, PieceRun, RunningAttempt, Snapshot};
+use crate::store::{AttemptRecord, AttemptRow, Count, Identity, PausedKind, TermRow};
 
 const NOW: i64 = 1_700_000_600;
 const KILL: ExitStatus = ExitStatus::Signaled(9);
@@ -246,4 +248,132 @@ fn lists_are_tables() {
         job(13, "render", JobState::Queued, 0, None),
     ];
     insta::assert_snapshot!(format!("{}\n{}\n{}", list_table(&jobs), summary_table(&jobs), summary_table(&[])));
+}
+
+fn term_row(name: &str, n: u128, kinds: &[&str]) -> TermRow {
+    TermRow {
+        term: Term(uuid::Uuid::from_u128(n)),
+        name: name.into(),
+        host: "alpha".into(),
+        pid: 4711,
+        boot_id: "b".into(),
+        started_at: at(0),
+        last_seen: at(590),
+        ended_at: None,
+        lost_at: None,
+        expired: false,
+        beat: 7,
+        lease: Duration::from_secs(30),
+        identity: Identity::default(),
+        version: "0.1.0".into(),
+        kinds: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+        snapshot: None,
+    }
+}
+
+fn fleet() -> Vec<(TermRow, TermState)> {
+    let ended = TermRow { ended_at: Some(at(300)), ..term_row("a", 1, &["ingest"]) };
+    let lost = TermRow { lost_at: Some(at(300)), ..term_row("b\u{1b}[2J", 2, &[]) };
+    let rows = [(term_row("a", 4, &["ingest", "render"]), true), (term_row("c", 3, &["ingest"]), false)];
+    let rows = rows.into_iter().chain([(lost, false), (ended, false)]);
+    rows.map(|(row, holds)| {
+        let state = TermState::of(&row, holds);
+        (row, state)
+    })
+    .collect()
+}
+
+fn stats() -> Vec<KindStats> {
+    let count = |kind: &str, state, jobs| Count { kind: kind.into(), state, attempted: 0, jobs, smallest: None };
+    let counts = [
+        count("ingest", JobState::Queued, 3),
+        count("ingest", JobState::Dead, 1),
+        count("gho\u{1b}st", JobState::Queued, 2),
+        count("render", JobState::Succeeded, 12),
+    ];
+    let paused = PausedKind { kind: "later".into(), since: at(60), by: "ann\u{7}@alpha".into() };
+    let oldest = [("ingest".to_owned(), at(500)), ("gho\u{1b}st".to_owned(), at(700))];
+    kind_stats(&counts, &oldest, &[paused], &[term_row("a", 4, &["ingest", "render"]), term_row("c", 3, &["ingest"])])
+}
+
+fn standing() -> Snapshot {
+    let running = |job, pid, stopping: Option<&str>| RunningAttempt {
+        job: JobId(job),
+        attempt: AttemptNo(1),
+        kind: "ingest".into(),
+        pid,
+        since: at(0),
+        memory: Bytes::mib(64),
+        stopping: stopping.map(str::to_owned),
+    };
+    let held = |job, why: Option<&str>| HeldOutcome {
+        job: JobId(job),
+        attempt: AttemptNo(2),
+        age_s: 75.0,
+        why: why.map(str::to_owned),
+    };
+    let piece = |piece: &str, error: Option<&str>| PieceRun {
+        piece: piece.into(),
+        age_s: 0.25,
+        error: error.map(str::to_owned),
+    };
+    Snapshot {
+        name: "a".into(),
+        host: "alpha".into(),
+        pid: 4711,
+        version: "0.1.0".into(),
+        term: Some(Term(uuid::Uuid::from_u128(4))),
+        phase: "draining".into(),
+        warden: false,
+        reserved: Bytes::mib(128),
+        budget: Bytes::mib(1024),
+        running: vec![running(7, Some(99), None), running(8, None, Some("drained"))],
+        retired: 1,
+        held: vec![held(5, Some("the database is not available\u{1b}[0m")), held(6, None)],
+        trust_left_s: Some(0.0),
+        listener: "heard".into(),
+        pieces: vec![piece("keeper", None), piece("promoter", Some("the database is not available"))],
+    }
+}
+
+#[test]
+fn supervisors_kinds_and_how_one_stands_are_tables_that_no_terminal_obeys() {
+    let quiet = Snapshot {
+        phase: "working".into(),
+        warden: true,
+        running: Vec::new(),
+        retired: 0,
+        held: Vec::new(),
+        trust_left_s: Some(23.4),
+        listener: "polling".into(),
+        pieces: Vec::new(),
+        ..standing()
+    };
+    let pages = [
+        supervisors_table(&fleet()),
+        stats_table(&stats(), at(600)),
+        status_text(&standing()),
+        status_text(&quiet),
+        status_text(&Snapshot { trust_left_s: None, ..quiet.clone() }),
+    ];
+    let pages = pages.join("----\n");
+    assert!(pages.chars().all(|c| c == '\n' || !c.is_control()), "{pages:?}");
+    insta::assert_snapshot!(pages);
+}
+
+#[test]
+fn lines_of_supervisors_stats_and_status_are_contracts() {
+    let (fleet, stats) = (fleet(), stats());
+    let supervisors = fleet.iter().map(|(row, state)| supervisor_json_line(row, *state));
+    let lines = supervisors.chain(stats.iter().map(|stats| stats_json_line(stats, at(600))));
+    let lines: Vec<String> = lines.map(|line| line.to_string()).collect();
+    let standing = serde_json::to_string_pretty(&standing()).unwrap();
+    insta::assert_snapshot!(format!("{}\n{standing}", lines.join("\n")));
+}
+
+#[test]
+fn a_kind_is_unserved_only_if_jobs_of_it_wait_and_nobody_living_runs_it() {
+    let unserved: Vec<(String, bool)> = stats().into_iter().map(|s| (s.kind.clone(), s.is_unserved())).collect();
+    let expected = [("gho\u{1b}st", true), ("ingest", false), ("later", false), ("render", false)];
+    assert_eq!(unserved, expected.map(|(kind, unserved)| (kind.to_owned(), unserved)));
 }

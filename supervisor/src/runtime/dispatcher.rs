@@ -20,6 +20,13 @@ mod breaker;
 mod idle;
 mod lease;
 mod sent;
+mod snapshot;
+
+pub use idle::of_unpaused;
+pub use snapshot::HeldOutcome;
+pub use snapshot::PieceRun;
+pub use snapshot::RunningAttempt;
+pub use snapshot::Snapshot;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -248,7 +255,8 @@ impl Dispatcher {
             Event::NoWarden { why } => self.no_warden = Some(why),
             Event::Counts(counts) => self.counts(&counts, now, &mut actions),
             Event::CountsUnknown => self.idle_check_under_way = false,
-            Event::Report => {}
+            // Answered by whoever drives it.
+            Event::Report | Event::Status(_) => {}
             Event::Reloaded(config) => {
                 // What the log promises: [database] and [supervisor] are as at start.
                 let (database, supervisor) = (self.config.database.clone(), self.config.supervisor.clone());

@@ -27,6 +27,8 @@ use crate::runtime::child;
 use crate::runtime::child::LogLine;
 use crate::runtime::child::Service;
 use crate::runtime::dispatcher::Dispatcher;
+use crate::runtime::dispatcher::Snapshot;
+use crate::runtime::dispatcher::of_unpaused;
 use crate::runtime::event::Action;
 use crate::runtime::event::ChildOutput;
 use crate::runtime::event::End;
@@ -38,6 +40,7 @@ use crate::runtime::reconcile::Complaints;
 use crate::runtime::reconcile::Shown;
 use crate::runtime::snapshot;
 use crate::runtime::spec::start_spec;
+use crate::runtime::vitals::Vitals;
 use crate::store::ClaimRequest;
 use crate::store::Claimed;
 use crate::store::Finish;
@@ -95,6 +98,8 @@ pub struct Drive {
     pub complaints: Complaints,
     /// Largest result.
     pub max_result: Bytes,
+    /// For whoever asks how things stand.
+    pub vitals: Arc<Vitals>,
     /// Children whose end is awaited.
     pub ends: HashMap<Key, oneshot::Sender<End>>,
 }
@@ -170,6 +175,14 @@ impl Drive {
     }
 
     fn handle(&mut self, event: Event) -> Option<ExitReason> {
+        if let Event::Status(asking) = event {
+            // Who asked may be gone.
+            asking.send(self.snapshot()).ok();
+            return None;
+        }
+        if let Event::Recorded { key, .. } = &event {
+            self.vitals.recorded(*key);
+        }
         if let Event::StopSignal { from, .. } = &event {
             tracing::info!(%from, "asked to stop; {}", self.dispatcher.status());
         } else if matches!(event, Event::Report) {
@@ -189,12 +202,22 @@ impl Drive {
         actions.into_iter().find_map(|action| self.act(action))
     }
 
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.dispatcher.snapshot();
+        self.vitals.complete(&mut snapshot);
+        if self.store.hears() {
+            snapshot.listener = "heard".to_owned();
+        }
+        snapshot
+    }
+
     fn act(&mut self, action: Action) -> Option<ExitReason> {
         match action {
             Action::Claim(request) => self.claim(request),
             Action::Start { key, claimed, kind } => self.start(key, *claimed, &kind),
             Action::Stop { key, reason, grace } => self.stop(key, reason, grace),
             Action::Record { key, finish } => {
+                self.vitals.holds(key, finish.fence);
                 // The writer lives as long as this sender; it cannot be gone.
                 self.outcomes.send((key, *finish)).ok();
             }
@@ -224,7 +247,8 @@ impl Drive {
         tokio::spawn(async move {
             let counts = async {
                 store.promote(1000).await?;
-                store.counts().await
+                let paused = store.paused().await?;
+                Ok(of_unpaused(store.counts().await?, &paused))
             };
             // An unreachable store is not an idle one; the next poll asks again.
             let event = complaints.hear("idle check", counts.await).map_or(Event::CountsUnknown, Event::Counts);

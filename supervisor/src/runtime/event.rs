@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::sync::oneshot;
 
 use crate::config::Config;
 use crate::config::KindConfig;
@@ -14,6 +15,7 @@ use crate::domain::evidence::Said;
 use crate::domain::ids::AttemptNo;
 use crate::domain::ids::JobId;
 use crate::domain::ids::Term;
+use crate::runtime::dispatcher::Snapshot;
 use crate::store::CancelRequest;
 use crate::store::ClaimRequest;
 use crate::store::Claimed;
@@ -113,6 +115,8 @@ pub enum Event {
     CountsUnknown,
     /// Somebody wants to know how things stand.
     Report,
+    /// Somebody wants to know it in full.
+    Status(oneshot::Sender<Snapshot>),
     /// `jobs.toml` was read again.
     Reloaded(Arc<Config>),
 }

@@ -192,6 +192,10 @@ impl Store for FakeStore {
         self.inner.counts().await
     }
 
+    async fn oldest_queued(&self) -> Result<Vec<(String, Timestamp)>, StoreError> {
+        self.inner.oldest_queued().await
+    }
+
     async fn schedule_has_unfinished(&self, schedule: &str) -> Result<bool, StoreError> {
         self.inner.schedule_has_unfinished(schedule).await
     }

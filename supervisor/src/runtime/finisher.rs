@@ -22,6 +22,8 @@ use crate::domain::retry::Next;
 use crate::runtime::event::Event;
 use crate::runtime::journal;
 use crate::runtime::quiet::Quiet;
+use crate::runtime::vitals::FINISH_WRITER;
+use crate::runtime::vitals::Vitals;
 use crate::store::Finish;
 use crate::store::Finished;
 use crate::store::Store;
@@ -49,6 +51,8 @@ pub struct Writer {
     pub put_back: Arc<Notify>,
     /// Where the journal is.
     pub state_dir: PathBuf,
+    /// For whoever asks how things stand.
+    pub vitals: Arc<Vitals>,
 }
 
 /// An outcome's name, and whether the journal has it.
@@ -245,6 +249,7 @@ impl Writing {
     }
 
     fn failed(&mut self, error: &StoreError, outcomes: usize) {
+        self.writer.vitals.ran(FINISH_WRITER, Some(chain(error)));
         let now = clock::monotonic();
         self.failing_since.get_or_insert(now);
         self.again = Some(now + self.pause);
@@ -265,6 +270,7 @@ impl Writing {
     }
 
     fn answered(&mut self) {
+        self.writer.vitals.ran(FINISH_WRITER, None);
         self.failing_since = None;
         self.again = None;
         self.pause = FIRST_PAUSE;

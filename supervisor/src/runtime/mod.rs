@@ -29,6 +29,7 @@
 
 pub mod await_store;
 pub mod child;
+pub mod control;
 pub mod dispatcher;
 pub mod drive;
 pub mod durable;
@@ -48,3 +49,4 @@ pub mod rescue;
 pub mod service;
 pub mod snapshot;
 pub mod spec;
+pub mod vitals;

@@ -28,6 +28,7 @@ use crate::domain::ids::Term;
 use crate::domain::report::chain;
 use crate::runtime::event::Event;
 use crate::runtime::quiet::Quiet;
+use crate::runtime::vitals::Vitals;
 use crate::store::Retention;
 use crate::store::Store;
 use crate::store::StoreError;
@@ -51,6 +52,8 @@ pub struct World {
     pub shown: watch::Receiver<Shown>,
     /// What each piece has complained of lately.
     pub complaints: Complaints,
+    /// Where every piece says that it ran.
+    pub vitals: Arc<Vitals>,
 }
 
 /// What the dispatcher shows to the pieces around it.
@@ -98,6 +101,7 @@ impl World {
 
     /// Says what went wrong, if anything did.
     pub(super) fn grumble<T>(&self, piece: &'static str, result: Result<T, StoreError>) -> Option<T> {
+        self.vitals.ran(piece, result.as_ref().err().map(|error| chain(error)));
         self.complaints.hear(piece, result)
     }
 

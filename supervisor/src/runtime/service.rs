@@ -27,6 +27,7 @@ use crate::kernel::signals::Received;
 use crate::runtime::await_store::Patience;
 use crate::runtime::await_store::Waited;
 use crate::runtime::child::LogLine;
+use crate::runtime::control;
 use crate::runtime::dispatcher::Dispatcher;
 use crate::runtime::dispatcher::Identity;
 use crate::runtime::drive::Drive;
@@ -51,6 +52,7 @@ use crate::runtime::record::Observer;
 use crate::runtime::recover;
 use crate::runtime::rescue;
 use crate::runtime::spec::row_policy;
+use crate::runtime::vitals::Vitals;
 use crate::store::LockFile;
 use crate::store::NewJob;
 use crate::store::NewTerm;
@@ -149,6 +151,7 @@ pub async fn run(
     let since = clock::now();
 
     let (term, promote, complaints) = (supervisor.term, Arc::new(Notify::new()), Complaints::default());
+    let vitals = Arc::new(Vitals::default());
     let (outcomes, outcome_queue) = mpsc::unbounded_channel();
     let writer = tokio::spawn(finisher::write(Writer {
         store: Arc::clone(&store),
@@ -156,6 +159,7 @@ pub async fn run(
         events: events.clone(),
         put_back: Arc::clone(&promote),
         state_dir: config.supervisor.state_dir.clone(),
+        vitals: Arc::clone(&vitals),
     }));
     let (shown, showing) = watch::channel(Shown::default());
     let pulse = Arc::new(Pulse::new(clock::boottime()));
@@ -173,6 +177,7 @@ pub async fn run(
         promote: Arc::clone(&promote),
         shown: showing,
         complaints: complaints.clone(),
+        vitals: Arc::clone(&vitals),
     };
     let (log, lines) = mpsc::channel(LOG_QUEUE);
     let observer = Observer { supervisor: here.name.clone(), host: here.host.clone() };
@@ -196,6 +201,7 @@ pub async fn run(
         tick,
         complaints,
         max_result: config.supervisor.max_result,
+        vitals,
         ends: HashMap::new(),
     };
     notify(&[sd_notify::NotifyState::Ready]);
@@ -327,6 +333,7 @@ async fn startup_schedules(store: &dyn Store, config: &Config) -> Result<(), Sto
 fn background(world: &World, config: &Arc<Config>, here: Here, mut lines: mpsc::Receiver<LogLine>) -> JoinSet<()> {
     let (succeeded, cancelled, dead) = config.supervisor.retain;
     let mut tasks = JoinSet::new();
+    tasks.spawn(control::serve(config.supervisor.state_dir.clone(), world.events.clone()));
     tasks.spawn(reconcile::own_rows(world.clone(), config.supervisor.lease));
     tasks.spawn(reconcile::watcher(world.clone(), config.supervisor.poll, config.supervisor.lease));
     tasks.spawn(rescue::rescuer(world.clone(), Arc::clone(config), here));

@@ -1,4 +1,5 @@
-//! When `--until-idle` ends: what it waits for, and what nobody living can run.
+//! When `--until-idle` ends: what it waits for, and what nobody living can run. Jobs of paused kinds are left aside: they
+//! are nobody's to run for now, and no reason to stay.
 
 use std::time::Instant;
 
@@ -8,6 +9,14 @@ use crate::domain::job::JobState;
 use crate::runtime::event::Action;
 use crate::runtime::event::ExitReason;
 use crate::store::Count;
+use crate::store::PausedKind;
+
+/// What is left of the counts for `--until-idle`: all but the kinds that are paused.
+#[must_use]
+pub fn of_unpaused(mut counts: Vec<Count>, paused: &[PausedKind]) -> Vec<Count> {
+    counts.retain(|count| paused.iter().all(|paused| paused.kind != count.kind));
+    counts
+}
 
 impl Dispatcher {
     pub(super) fn counts(&mut self, counts: &[Count], now: Instant, actions: &mut Vec<Action>) {
@@ -84,5 +93,24 @@ fn waits_for(count: &Count) -> bool {
         JobState::Queued | JobState::Running | JobState::Waiting => true,
         JobState::Scheduled => count.attempted > 0,
         JobState::Succeeded | JobState::Cancelled | JobState::Dead => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn paused_kinds_are_left_aside_whatever_the_state_of_their_jobs() {
+        let count = |kind: &str, state| Count { kind: kind.to_owned(), state, attempted: 0, jobs: 1, smallest: None };
+        let all: Vec<Count> =
+            JobState::ALL.into_iter().flat_map(|state| [count("a", state), count("b", state)]).collect();
+        let paused = PausedKind { kind: "b".to_owned(), since: Timestamp::UNIX_EPOCH, by: "me".to_owned() };
+        let left = of_unpaused(all.clone(), std::slice::from_ref(&paused));
+        assert_eq!(left.len(), JobState::ALL.len());
+        assert!(left.iter().all(|count| count.kind == "a"));
+        assert_eq!(of_unpaused(all.clone(), &[]), all);
     }
 }

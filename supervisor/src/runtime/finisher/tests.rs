@@ -34,6 +34,7 @@ impl Bench {
             events,
             put_back: Arc::new(Notify::new()),
             state_dir: folder.path().to_owned(),
+            vitals: Arc::default(),
         };
         let task = tokio::spawn(write(writer));
         let term = term_of(&here::tests::here());

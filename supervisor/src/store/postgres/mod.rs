@@ -18,6 +18,7 @@ mod act;
 mod claim;
 mod conn;
 mod depend;
+mod doctor;
 mod enqueue;
 mod finish;
 mod heal;
@@ -34,8 +35,11 @@ mod sleep;
 mod stats;
 mod terms;
 
+pub use doctor::{Level, Remark};
+
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -81,6 +85,15 @@ impl PostgresStore {
             waiting: Arc::default(),
             old: Arc::default(),
         })
+    }
+
+    /// Looks at the server behind a URL as `jobvisor doctor` does, whether or not it has our schema; changes nothing. A
+    /// transaction that has been open for `old` is named.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] while it does not answer; else what it answers.
+    pub async fn examine(url: &str, old: Duration) -> Result<Vec<Remark>, StoreError> {
+        doctor::examine(url, old).await
     }
 
     /// How many steps the schema lacks.
