@@ -179,7 +179,6 @@ fn python(test: &str) -> Option<PathBuf> {
     Some(python)
 }
 
-#[expect(clippy::disallowed_methods, reason = "tests run their tools themselves")]
 fn tool(program: &Path, arguments: &[&str]) -> Option<Output> {
     Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()
 }

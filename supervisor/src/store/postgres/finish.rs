@@ -147,8 +147,8 @@ fn bind(outcomes: &[&Finish], detail: Detail) -> Result<Query<'static, Postgres,
         .bind(column.of(|o| o.decision.refund))
         .bind(column.of(|o| o.decision.interruption))
         .bind(results?)
-        .bind(column.of(|o| cause(o)))
-        .bind(column.of(|o| peak(o)));
+        .bind(column.of(cause))
+        .bind(column.of(peak));
     Ok(bind_stories(query, stories?))
 }
 
