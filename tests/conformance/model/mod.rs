@@ -12,6 +12,7 @@
 //! `PROPTEST_CASES` says how many lives; seeds of lives that failed are kept in `model.proptest-regressions` and lived first.
 
 mod plain;
+mod steps;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use std::time::Duration;
 use jobvisor::domain::cause::Cause;
 use jobvisor::domain::ids::{Fence, Term};
 use jobvisor::domain::job::{Budget, Job, JobState};
-use jobvisor::domain::retry::{OnOom, Policy, decide};
+use jobvisor::domain::retry::{Backoff, OnOom, Policy, decide};
 use jobvisor::domain::verdict::{Ending, Flag};
 use jobvisor::store::{
     ClaimKind, ClaimRequest, Enqueued, Filter, Finish, Finished, LossProof, NewJob, NewTerm, Renewed, Renewer, Store,
@@ -28,133 +29,14 @@ use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, TestRunner};
 
 use crate::fixture::{Fixture, Postgres, Sqlite};
-use crate::support::{given_back, new_job, new_term, request, success, verdict};
-use plain::{Claim, KINDS, LEASE, Model, POLICY, PRIORITIES, PlainJob, TermState, minutes};
+use crate::support::{NOW, given_back, new_job, new_term, request, success, verdict};
+use plain::{Claim, KINDS, LEASE, Model, POLICY, PlainJob, TermState, minutes};
+use steps::{End, SUPERVISORS, Step, step};
 
-const SUPERVISORS: usize = 3;
+/// Most jobs of a life.
+const JOBS: usize = 7;
 /// Lives on each store, unless `PROPTEST_CASES` says more or less.
-const LIVES: u32 = 40;
-
-/// `which` and `sup` are taken modulo what there is.
-#[derive(Debug, Clone)]
-enum Step {
-    Enqueue {
-        kind: usize,
-        priority: i32,
-        key: Option<u8>,
-        later: bool,
-        after: Vec<usize>,
-    },
-    Claim {
-        sup: usize,
-        free: [usize; KINDS.len()],
-        lost: bool,
-    },
-    /// Outcomes of attempts that run and of which their supervisor knows, in one batch; `lost`: the reply is, so they are sent again.
-    Finish {
-        which: Vec<(usize, End)>,
-        lost: bool,
-    },
-    /// An outcome of any attempt that there ever was.
-    Late {
-        which: usize,
-        ending: End,
-    },
-    /// An outcome under a fence that never was.
-    Forged {
-        which: usize,
-        how: usize,
-    },
-    GiveBack {
-        sup: usize,
-    },
-    Renew {
-        sup: usize,
-    },
-    EndTerm {
-        sup: usize,
-    },
-    DeclareLost {
-        sup: usize,
-        old_beat: bool,
-        gone: bool,
-    },
-    Sweep {
-        at_most: usize,
-    },
-    Cancel {
-        which: usize,
-    },
-    Retry {
-        which: usize,
-    },
-    Pause {
-        kind: usize,
-    },
-    Resume {
-        kind: usize,
-    },
-    Promote {
-        limit: u32,
-    },
-    Elapse {
-        long: bool,
-    },
-}
-
-#[derive(Debug, Clone, Copy)]
-enum End {
-    Success,
-    Snoozed,
-    Fails,
-    FailsForGood,
-    Drained,
-    Foreign,
-    Cancelled,
-}
-
-fn ending() -> impl Strategy<Value = End> {
-    prop::sample::select(vec![
-        End::Success,
-        End::Snoozed,
-        End::Fails,
-        End::Fails,
-        End::FailsForGood,
-        End::Drained,
-        End::Foreign,
-        End::Foreign,
-        End::Cancelled,
-    ])
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let (which, sup, kind) = (0..64_usize, 0..SUPERVISORS, 0..KINDS.len());
-    let key = prop::option::weighted(0.2, 0..2_u8);
-    let after = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(0..64_usize, 1..3)];
-    let often = prop::bool::weighted;
-    prop_oneof![
-        8 => (kind.clone(), PRIORITIES, key, often(0.2), after)
-            .prop_map(|(kind, priority, key, later, after)| Step::Enqueue { kind, priority, key, later, after }),
-        8 => (sup.clone(), 0..3_usize, 0..3_usize, often(0.15))
-            .prop_map(|(sup, a, b, lost)| Step::Claim { sup, free: [a, b], lost }),
-        9 => (prop::collection::vec((which.clone(), ending()), 1..4), often(0.2))
-            .prop_map(|(which, lost)| Step::Finish { which, lost }),
-        4 => (which.clone(), ending()).prop_map(|(which, ending)| Step::Late { which, ending }),
-        1 => (which.clone(), 0..4_usize).prop_map(|(which, how)| Step::Forged { which, how }),
-        2 => sup.clone().prop_map(|sup| Step::GiveBack { sup }),
-        2 => sup.clone().prop_map(|sup| Step::Renew { sup }),
-        1 => sup.clone().prop_map(|sup| Step::EndTerm { sup }),
-        3 => (sup, often(0.2), any::<bool>())
-            .prop_map(|(sup, old_beat, gone)| Step::DeclareLost { sup, old_beat, gone }),
-        4 => (1..4_usize).prop_map(|at_most| Step::Sweep { at_most }),
-        3 => which.clone().prop_map(|which| Step::Cancel { which }),
-        2 => which.prop_map(|which| Step::Retry { which }),
-        1 => kind.clone().prop_map(|kind| Step::Pause { kind }),
-        2 => kind.prop_map(|kind| Step::Resume { kind }),
-        3 => (1..4_u32).prop_map(|limit| Step::Promote { limit }),
-        3 => any::<bool>().prop_map(|long| Step::Elapse { long }),
-    ]
-}
+const LIVES: u32 = 64;
 
 /// A supervisor: its term's place in the model, and connections of its own.
 struct Supervisor {
@@ -175,10 +57,12 @@ fn pick<T: Copy>(all: &[T], which: usize) -> Option<T> {
 }
 
 fn outcome(fence: Fence, budget: &Budget, ending: End) -> Finish {
+    let at_once = matches!(ending, End::FailsAndIsDue | End::Foreign);
+    let backoff = Backoff { first: if at_once { NOW } else { POLICY.backoff.first }, ..POLICY.backoff };
     let (ending, flags, snooze) = match ending {
         End::Success => (Ending::Succeeded, vec![], None),
         End::Snoozed => (Ending::Snoozed, vec![], Some(Duration::from_micros(1))),
-        End::Fails => (Ending::Failed(Cause::Crash), vec![], None),
+        End::Fails | End::FailsAndIsDue => (Ending::Failed(Cause::Crash), vec![], None),
         End::FailsForGood => (Ending::Failed(Cause::JobError), vec![Flag::Permanent], None),
         End::Drained => (Ending::Failed(Cause::Drained), vec![], None),
         End::Foreign => (Ending::Failed(Cause::WardenLost), vec![], None),
@@ -186,7 +70,7 @@ fn outcome(fence: Fence, budget: &Budget, ending: End) -> Finish {
     };
     let mut verdict = verdict(ending);
     verdict.flags = flags;
-    let policy = Policy { backoff: POLICY.backoff, on_oom: OnOom::Retry };
+    let policy = Policy { backoff, on_oom: OnOom::Retry };
     let decision = decide(&verdict, budget, &policy, 0.5, snooze);
     let result = (ending == Ending::Succeeded).then(|| "42".to_owned());
     Finish { decision, verdict: Some(verdict), result, ..success(fence) }
@@ -214,53 +98,58 @@ impl<'f> Life<'f> {
     async fn take(&mut self, step: &Step) {
         self.model.tick += 1;
         match step {
-            Step::Enqueue { .. } => self.enqueue(step).await,
+            Step::Enqueue(new) => self.enqueue(new).await,
             Step::Claim { sup, free, lost } => self.claim(*sup, *free, *lost).await,
-            Step::Finish { which, lost } => self.finish_some(which, *lost).await,
-            Step::Late { which, ending } => {
-                let Some(claim) = pick(&(0..self.model.claims.len()).collect::<Vec<_>>(), *which) else { return };
-                let Claim { fence, budget, .. } = self.model.claims[claim];
-                self.finish(*which, vec![outcome(fence, &budget, *ending)]).await;
+            Step::Haunt(which) => {
+                let over = |term: &&plain::PlainTerm| term.state != TermState::Open;
+                let over: Vec<Term> = self.model.terms.iter().filter(over).map(|term| term.term).collect();
+                let Some(term) = pick(&over, *which) else { return };
+                let kinds = KINDS.map(|kind| crate::support::wants(kind, 9)).to_vec();
+                assert_eq!(self.fixture.store().claim(&request(term, kinds)).await.unwrap(), []);
             }
+            Step::Finish { which, lost } => self.finish_some(which, *lost).await,
+            Step::Late(which, ending) => self.late(*which, *ending).await,
             Step::Forged { which, how } => self.forged(*which, *how).await,
-            Step::GiveBack { sup } => self.give_back(*sup).await,
-            Step::Renew { sup } => self.renew(*sup).await,
-            Step::EndTerm { sup } => {
+            Step::GiveBack(sup) => self.give_back(*sup).await,
+            Step::Renew(sup) => self.renew(*sup).await,
+            Step::EndTerm(sup) => {
                 let term = self.supervisors[*sup].term;
                 self.supervisors[*sup].store.end_term(self.model.terms[term].term).await.unwrap();
                 self.model.end(term);
                 self.new_term(*sup).await;
             }
             Step::DeclareLost { sup, old_beat, gone } => self.declare_lost(*sup, *old_beat, *gone).await,
-            Step::Sweep { at_most } => self.sweep(*at_most).await,
-            Step::Cancel { which } | Step::Retry { which } => self.act(step, *which).await,
-            Step::Pause { kind } => {
+            Step::Sweep(at_most) => self.sweep(*at_most).await,
+            Step::Cancel(which) | Step::Retry(which) => self.act(step, *which).await,
+            Step::Pause(kind) => {
                 self.fixture.store().pause(&[KINDS[*kind].to_owned()], "me").await.unwrap();
                 self.model.paused[*kind] = true;
             }
-            Step::Resume { kind } => {
+            Step::Resume(kind) => {
                 let resumed = self.fixture.store().resume(&[KINDS[*kind].to_owned()]).await.unwrap();
                 let expected = self.model.paused[*kind].then(|| KINDS[*kind].to_owned());
                 assert_eq!(resumed, expected.into_iter().collect::<Vec<_>>());
                 self.model.paused[*kind] = false;
             }
-            Step::Promote { limit } => {
+            Step::Promote(limit) => {
                 let promoted = self.fixture.store().promote(*limit).await.unwrap();
                 assert_eq!(promoted.count, self.model.promote(*limit));
                 let waits = self.model.jobs.iter().any(|job| job.state == JobState::Scheduled);
                 assert_eq!(promoted.next_due.is_some(), waits);
             }
-            Step::Elapse { long } => {
-                // No sum of these is a lease or a delay, so nothing is due at the very moment.
-                let by = if *long { 185 } else { 25 };
-                self.fixture.elapse(minutes(by)).await;
+            Step::Elapse(by) => {
+                self.fixture.elapse(minutes(*by)).await;
                 self.model.now += by;
             }
         }
     }
 
-    async fn enqueue(&mut self, step: &Step) {
-        let Step::Enqueue { kind, priority, key, later, after } = step else { return };
+    async fn enqueue(&mut self, new: &steps::NewJob) {
+        if self.model.jobs.len() >= JOBS {
+            // Few jobs with long lives show more than many with short ones.
+            return self.act(&Step::Retry(0), self.model.tick).await;
+        }
+        let steps::NewJob { kind, priority, key, later, after } = new;
         let model = &mut self.model;
         let all: Vec<usize> = (0..model.jobs.len()).collect();
         let after: Vec<usize> = after.iter().filter_map(|which| pick(&all, *which)).collect();
@@ -400,6 +289,18 @@ impl<'f> Life<'f> {
         }
     }
 
+    /// Rather of one whose job runs again by now, or that was rescued: that is where a stale outcome does harm.
+    async fn late(&mut self, which: usize, ending: End) {
+        let among = match which % 4 {
+            0 => self.model.overtaken(),
+            1 | 2 => self.model.rescued(),
+            _ => (0..self.model.claims.len()).collect(),
+        };
+        let Some(claim) = pick(&among, which / 4) else { return };
+        let Claim { fence, budget, .. } = self.model.claims[claim];
+        self.finish(which, vec![outcome(fence, &budget, ending)]).await;
+    }
+
     async fn forged(&mut self, which: usize, how: usize) {
         let Some(claim) = pick(&(0..self.model.claims.len()).collect::<Vec<_>>(), which) else { return };
         let Claim { fence, budget, .. } = self.model.claims[claim];
@@ -475,7 +376,7 @@ impl<'f> Life<'f> {
     async fn act(&mut self, step: &Step, which: usize) {
         let Some(at) = pick(&(0..self.model.jobs.len()).collect::<Vec<_>>(), which) else { return };
         let (id, store) = (self.model.jobs[at].id, self.fixture.store());
-        if matches!(step, Step::Cancel { .. }) {
+        if matches!(step, Step::Cancel(_)) {
             assert_eq!(store.cancel(&[id], "me").await.unwrap(), [(id, self.model.cancel(at))]);
         } else {
             assert_eq!(store.retry(&[id]).await.unwrap(), [(id, self.model.retry(at))]);
@@ -565,7 +466,7 @@ fn lives<F: Fixture>(new: impl Future<Output = F>) {
         max_shrink_time: 60_000,
         ..defaults
     });
-    let lived = runner.run(&prop::collection::vec(step(), 1..60), |steps| {
+    let lived = runner.run(&prop::collection::vec(step(), 10..90), |steps| {
         runtime.block_on(live(&fixture, &stores, &steps));
         Ok(())
     });

@@ -186,6 +186,18 @@ impl Model {
         running.filter(|claim| self.term_of(&self.claims[*claim]).state != TermState::Open).collect()
     }
 
+    /// The attempts that have ended and whose jobs run again.
+    pub(super) fn overtaken(&self) -> Vec<usize> {
+        let runs = |claim: &Claim| self.jobs.iter().any(|job| job.id == claim.fence.job && job.running.is_some());
+        (0..self.claims.len()).filter(|at| self.claims[*at].ended.is_some() && runs(&self.claims[*at])).collect()
+    }
+
+    /// The attempts that a rescuer ended.
+    pub(super) fn rescued(&self) -> Vec<usize> {
+        let rescued = |ended: &Ended| ended.word == Cause::SupervisorLost.code();
+        (0..self.claims.len()).filter(|at| self.claims[*at].ended.as_ref().is_some_and(rescued)).collect()
+    }
+
     /// The unfinished job that holds a key.
     pub(super) fn holder(&self, kind: usize, key: Option<u8>) -> Option<JobId> {
         let held = |job: &&PlainJob| key.is_some() && job.key == key && job.kind == kind && !job.state.is_final();
