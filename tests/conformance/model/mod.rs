@@ -299,6 +299,9 @@ impl<'f> Life<'f> {
         let Some(claim) = pick(&among, which / 4) else { return };
         let Claim { fence, budget, .. } = self.model.claims[claim];
         self.finish(which, vec![outcome(fence, &budget, ending)]).await;
+        if which % 3 == 0 {
+            self.finish(which, vec![outcome(fence, &budget, ending)]).await;
+        }
     }
 
     async fn forged(&mut self, which: usize, how: usize) {
@@ -374,7 +377,10 @@ impl<'f> Life<'f> {
     }
 
     async fn act(&mut self, step: &Step, which: usize) {
-        let Some(at) = pick(&(0..self.model.jobs.len()).collect::<Vec<_>>(), which) else { return };
+        // Rather one for which it is meant.
+        let meant =
+            |at: &usize| self.model.jobs[*at].state.is_final() == matches!(step, Step::Retry(_)) || which % 3 == 0;
+        let Some(at) = pick(&(0..self.model.jobs.len()).filter(meant).collect::<Vec<_>>(), which) else { return };
         let (id, store) = (self.model.jobs[at].id, self.fixture.store());
         if matches!(step, Step::Cancel(_)) {
             assert_eq!(store.cancel(&[id], "me").await.unwrap(), [(id, self.model.cancel(at))]);

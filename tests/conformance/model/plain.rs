@@ -16,7 +16,7 @@ pub(super) const KINDS: [&str; 2] = ["a", "b"];
 pub(super) const PRIORITIES: std::ops::Range<i32> = -1..2;
 
 pub(super) const POLICY: RowPolicy = RowPolicy {
-    max_attempts: 3,
+    max_attempts: 2,
     max_interruptions: 2,
     memory: Bytes::mib(64),
     backoff: Backoff {

@@ -77,7 +77,7 @@ fn ending() -> impl Strategy<Value = End> {
     prop_oneof![
         3 => Just(End::Success),
         1 => Just(End::Snoozed),
-        3 => Just(End::Fails),
+        4 => Just(End::Fails),
         3 => Just(End::FailsAndIsDue),
         1 => Just(End::FailsForGood),
         2 => Just(End::Drained),
@@ -113,12 +113,12 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         2 => sup.clone().prop_map(Step::EndTerm),
         4 => (sup, often(0.2), any::<bool>())
             .prop_map(|(sup, old_beat, gone)| Step::DeclareLost { sup, old_beat, gone }),
-        5 => (1..4_usize).prop_map(Step::Sweep),
+        6 => (1..4_usize).prop_map(Step::Sweep),
         3 => which.clone().prop_map(Step::Cancel),
-        4 => which.prop_map(Step::Retry),
+        5 => which.prop_map(Step::Retry),
         1 => kind.clone().prop_map(Step::Pause),
         3 => kind.prop_map(Step::Resume),
-        4 => prop::sample::select(vec![1, 1, 2, 9]).prop_map(Step::Promote),
-        4 => minutes.prop_map(Step::Elapse),
+        6 => prop::sample::select(vec![1, 1, 2, 9]).prop_map(Step::Promote),
+        6 => minutes.prop_map(Step::Elapse),
     ]
 }
