@@ -168,7 +168,6 @@ impl Writing {
     }
 
     /// Each alone, so that one does not hold up the others. On an outage: what came of those before it.
-    #[expect(clippy::type_complexity, reason = "said in the line above, and nowhere else needed")]
     async fn one_by_one(
         &mut self,
         marks: &mut [Mark],
