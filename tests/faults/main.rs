@@ -7,6 +7,7 @@
 mod causes;
 mod life;
 mod memory;
+mod outage;
 mod process;
 #[cfg(feature = "failpoints")]
 mod steps;

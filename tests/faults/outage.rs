@@ -1,0 +1,172 @@
+//! The database away: at start, at the moment a job ends, and for longer than its supervisor lives.
+
+use std::fs;
+use std::io::BufRead;
+use std::io::BufReader;
+use std::path::PathBuf;
+use std::process::Child;
+use std::process::Command;
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+use support::wait_until;
+use support::world::Lane;
+use support::world::SOON;
+use support::world::World;
+
+use crate::memory::fault;
+
+const KIND: &str = r#"
+[database]
+url = "sqlite://jobs.db"
+
+[supervisor]
+drain = "300ms"
+poll = "200ms"
+
+[kind.fault]
+command = ["{fault}", "{payload.mode}", "{payload.a}", "{payload.b}"]
+slots = 2
+memory = "64MiB"
+grace = "1s"
+timeout = "60s"
+max_attempts = 3
+backoff = { first = "100ms", factor = 1.0, max = "100ms", jitter = 0.0 }
+"#;
+
+/// Longer than anything that waits for a lock, or for several in a row.
+const LOCKED: Duration = Duration::from_secs(90);
+
+/// A stranger that holds the database's write lock until it is dropped: no write succeeds meanwhile.
+struct Stranger(Child);
+
+impl Stranger {
+    #[expect(clippy::disallowed_methods, reason = "the ban is for the product")]
+    fn locks(world: &World) -> Self {
+        let script = "import sqlite3, sys\n\
+            c = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)\n\
+            c.execute('BEGIN IMMEDIATE')\n\
+            print('locked', flush=True)\n\
+            sys.stdin.read()\n";
+        let mut child = Command::new("python3")
+            .args(["-c", script])
+            .arg(world.path("jobs.db"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("its stdout")).read_line(&mut line).expect("a line");
+        assert_eq!(line, "locked\n");
+        Self(child)
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// The outcomes in the journals of this world.
+fn journal(world: &World) -> Vec<PathBuf> {
+    let mut folders = vec![world.path(".jobvisor")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if folder.ends_with("journal") && path.extension().is_some_and(|end| end == "json") {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// A job that has ended while the database was locked, and whose outcome is in the journal.
+fn held(world: &World) -> (i64, support::world::Supervisor, Stranger) {
+    let id = world.enqueue("fault", &fault("exit-after", &["1000"]));
+    let supervisor = world.supervisor();
+    wait_until("the job has started", SOON, || {
+        if world.starts().is_empty() { Err(supervisor.log()) } else { Ok(()) }
+    });
+    let stranger = Stranger::locks(world);
+    wait_until("its outcome is in the journal", SOON, || {
+        if journal(world).is_empty() { Err(supervisor.log()) } else { Ok(()) }
+    });
+    (id, supervisor, stranger)
+}
+
+#[test]
+fn h3_i10_an_outcome_is_held_while_the_database_is_away_and_recorded_once_when_it_is_back() {
+    let world = World::new(Lane::Auto, KIND);
+    let (id, supervisor, stranger) = held(&world);
+    wait_until("the outage is told", LOCKED, || {
+        let log = supervisor.log();
+        if log.contains("cannot record outcomes") && log.contains("locked") { Ok(()) } else { Err(log) }
+    });
+    drop(stranger);
+    world.until_state(id, &["succeeded"], LOCKED);
+    wait_until("the journal is empty", SOON, || if journal(&world).is_empty() { Ok(()) } else { Err(supervisor.log()) });
+    let next = world.enqueue("fault", &fault("exit", &["0"]));
+    world.until_state(next, &["succeeded"], LOCKED);
+    let complaints = supervisor.log().lines().filter(|line| line.contains("cannot record outcomes")).count();
+    assert!(complaints <= 6, "a line in ten seconds: {}", supervisor.log());
+    assert!(supervisor.stop(SOON).success());
+    assert_eq!(world.starts().iter().filter(|start| start.job == id).count(), 1);
+}
+
+#[test]
+fn i10_i9_an_outcome_that_was_held_survives_a_kill_of_the_supervisor() {
+    let world = World::new(Lane::Auto, KIND);
+    let (id, supervisor, stranger) = held(&world);
+    supervisor.kill();
+    drop(stranger);
+    world.until_idle();
+    assert_eq!((world.state(id).as_str(), world.causes(id)), ("succeeded", vec!["-".to_owned()]));
+    assert_eq!(world.starts().len(), 1, "it is not run again");
+    assert_eq!(journal(&world), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn i10_a_stop_while_the_database_is_away_ends_in_bounded_time_and_says_where_the_outcomes_are() {
+    let world = World::new(Lane::Auto, KIND);
+    let (id, mut supervisor, stranger) = held(&world);
+    supervisor.signal(Signal::SIGTERM);
+    let status = supervisor.wait(LOCKED);
+    assert_eq!(status.code(), Some(1), "{}", supervisor.log());
+    let log = supervisor.log();
+    let folder = journal(&world)[0].parent().expect("its folder").display().to_string();
+    assert!(log.contains("outcomes could not be recorded") && log.contains(&folder), "{log}");
+    drop(stranger);
+    assert_eq!(world.state(id), "running");
+    world.until_idle();
+    assert_eq!((world.state(id).as_str(), world.starts().len()), ("succeeded", 1));
+}
+
+#[test]
+fn a_database_that_is_away_at_start_is_waited_for_and_the_wait_can_be_stopped() {
+    let world = World::new(Lane::Auto, KIND);
+    let id = world.enqueue("fault", &fault("exit", &["0"]));
+    let stranger = Stranger::locks(&world);
+    let waits = |supervisor: &support::world::Supervisor| {
+        wait_until("it waits", LOCKED, || {
+            let log = supervisor.log();
+            if log.contains("the database is away; waiting for it") { Ok(()) } else { Err(log) }
+        });
+    };
+    let mut supervisor = world.start(&["run"]);
+    waits(&supervisor);
+    supervisor.signal(Signal::SIGTERM);
+    assert!(supervisor.wait(Duration::from_secs(15)).success(), "{}", supervisor.log());
+    let supervisor = world.start(&["run"]);
+    waits(&supervisor);
+    drop(stranger);
+    world.until_state(id, &["succeeded"], LOCKED);
+    assert_eq!(world.inspect(id)["charged"], json!(1));
+    assert!(supervisor.stop(SOON).success());
+}
