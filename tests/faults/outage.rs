@@ -91,9 +91,7 @@ fn journal(world: &World) -> Vec<PathBuf> {
 fn held(world: &World) -> (i64, support::world::Supervisor, Stranger) {
     let id = world.enqueue("fault", &fault("exit-after", &["1000"]));
     let supervisor = world.supervisor();
-    wait_until("the job has started", SOON, || {
-        if world.starts().is_empty() { Err(supervisor.log()) } else { Ok(()) }
-    });
+    wait_until("the job has started", SOON, || if world.starts().is_empty() { Err(supervisor.log()) } else { Ok(()) });
     let stranger = Stranger::locks(world);
     wait_until("its outcome is in the journal", SOON, || {
         if journal(world).is_empty() { Err(supervisor.log()) } else { Ok(()) }
@@ -111,7 +109,11 @@ fn h3_i10_an_outcome_is_held_while_the_database_is_away_and_recorded_once_when_i
     });
     drop(stranger);
     world.until_state(id, &["succeeded"], LOCKED);
-    wait_until("the journal is empty", SOON, || if journal(&world).is_empty() { Ok(()) } else { Err(supervisor.log()) });
+    wait_until(
+        "the journal is empty",
+        SOON,
+        || if journal(&world).is_empty() { Ok(()) } else { Err(supervisor.log()) },
+    );
     let next = world.enqueue("fault", &fault("exit", &["0"]));
     world.until_state(next, &["succeeded"], LOCKED);
     let complaints = supervisor.log().lines().filter(|line| line.contains("cannot record outcomes")).count();

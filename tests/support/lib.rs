@@ -4,8 +4,11 @@ use std::time::Duration;
 use std::time::Instant;
 
 pub mod kin;
+pub mod netns;
 pub mod postgres;
+pub mod proxy;
 pub mod steps;
+pub mod team;
 pub mod world;
 
 /// Waits until `ready` answers `Ok`; on the way it answers what is still missing, which the panic shows. `limit` is for a

@@ -177,6 +177,12 @@ impl Cluster {
     pub fn database(&self) -> Database {
         Database::make(&self.url("postgres"))
     }
+
+    /// A database that it has already, as the copy of another server has.
+    #[must_use]
+    pub fn existing(&self, name: &str) -> Database {
+        Database { admin: self.url("postgres"), name: name.to_owned(), url: self.url(name) }
+    }
 }
 
 impl Drop for Cluster {

@@ -147,6 +147,17 @@ impl World {
         Self::at(lane, toml, &database.url.clone()).keeping(Arc::new(database))
     }
 
+    /// The same on a SQLite file, whatever store the run is for.
+    ///
+    /// # Panics
+    /// The folder cannot be made.
+    #[must_use]
+    pub fn on_a_file(lane: Lane, toml: &str) -> Self {
+        let world = Self::bare(lane);
+        world.write_config(toml);
+        world
+    }
+
     /// The same on the database that `url` leads to: one of a private server, or through a proxy.
     ///
     /// # Panics
@@ -165,8 +176,13 @@ impl World {
     /// This world is on a SQLite file, which only one supervisor may have.
     #[must_use]
     pub fn beside(&self, toml: &str) -> Self {
-        let url = self.url.clone().expect("a database for several supervisors");
-        let mut world = Self::bare(self.lane).on_url(url);
+        self.beside_at(&self.url.clone().expect("a database for several supervisors"), toml)
+    }
+
+    /// The same, where this supervisor reaches the database in a way of its own.
+    #[must_use]
+    pub fn beside_at(&self, url: &str, toml: &str) -> Self {
+        let mut world = Self::bare(self.lane).on_url(url.to_owned());
         world.database.clone_from(&self.database);
         world.starts.clone_from(&self.starts);
         world.write_config(toml);
