@@ -59,6 +59,7 @@ struct World {
     events: WardenEvents,
     started: HashMap<u64, i32>,
     ended: HashMap<u64, ProcessEvidence>,
+    samples: Vec<(u64, u64)>,
     lost: Option<Option<ExitStatus>>,
     term: Term,
     next: u64,
@@ -89,8 +90,19 @@ impl World {
         assert_eq!(launched.pid, capabilities.pid);
         let pid = launched.pid;
         let (handle, events) = launched.attach().unwrap();
-        let (started, ended, term) = (HashMap::new(), HashMap::new(), Term::new());
-        Self { dir, pid, capabilities, handle: Some(handle), events, started, ended, lost: None, term, next: 0 }
+        Self {
+            dir,
+            pid,
+            capabilities,
+            handle: Some(handle),
+            events,
+            started: HashMap::new(),
+            ended: HashMap::new(),
+            samples: Vec::new(),
+            lost: None,
+            term: Term::new(),
+            next: 0,
+        }
     }
 
     fn spec(&self, args: &[&str]) -> StartSpec {
@@ -142,6 +154,7 @@ impl World {
                 Some(WardenEvent::Ended { key, evidence }) => {
                     assert!(self.ended.insert(key, *evidence).is_none(), "ended twice");
                 }
+                Some(WardenEvent::Sample { key, bytes }) => self.samples.push((key, bytes)),
                 Some(WardenEvent::Lost { pid, exit }) => {
                     assert_eq!(pid, self.pid);
                     self.lost = Some(exit);
@@ -209,3 +222,4 @@ mod leaves;
 mod losses;
 mod starts;
 mod trees;
+mod trust;

@@ -79,7 +79,7 @@ pub enum ExitStatus {
 /// A step of the start that failed, with the kernel's error number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartFailure {
-    /// The step: `leaf`, `limit` (the limit could not be put in force) or one of the child's steps (`cwd`, `user`, `exec`, …).
+    /// The step: `trust` (the lease had run out), `leaf`, `limit` (the limit could not be put in force) or one of the child's steps (`cwd`, `user`, `exec`, …).
     pub step: String,
     /// The kernel's error number (`ENOENT` is 2).
     pub errno: i32,
@@ -92,6 +92,15 @@ impl StartFailure {
     #[must_use]
     pub fn is_limit(&self) -> bool {
         self.step == "leaf" || self.step == "limit"
+    }
+
+    /// The start that came too late to be trusted: see [`Self::is_untrusted`].
+    pub const TRUST: &'static str = "trust";
+
+    /// Whether the start was refused because the lease of the supervisor might have run out. Neither the job nor its kind is at fault.
+    #[must_use]
+    pub fn is_untrusted(&self) -> bool {
+        self.step == Self::TRUST
     }
 }
 
@@ -272,6 +281,8 @@ pub struct ProcessEvidence {
     pub leftovers: Vec<Leftover>,
     /// What did not die of SIGKILL within the time allowed.
     pub unkillable: Vec<Leftover>,
+    /// Seconds in all that it was kept from running because its supervisor had not renewed its lease in time.
+    pub frozen_s: f64,
 }
 
 impl ProcessEvidence {

@@ -14,7 +14,7 @@ mod proof;
 mod tests;
 
 use super::cause::Cause;
-use super::evidence::{Evidence, ExitStatus, IntentReason, Loss, ProcessEvidence};
+use super::evidence::{Evidence, ExitStatus, IntentReason, Loss, ProcessEvidence, StartFailure};
 use super::readings::{self, Trigger};
 use super::units::Bytes;
 use super::verdict::{Ending, Flag, Verdict};
@@ -60,6 +60,9 @@ fn failure(cause: Cause, verdict: &Verdict, e: &Evidence) -> String {
         Cause::Timeout => timeout(verdict, p),
         Cause::Cancelled => "cancelled".to_owned(),
         Cause::Drained => drained(verdict, p),
+        Cause::Fenced if p.and_then(|p| p.start_failure.as_ref()).is_some_and(StartFailure::is_untrusted) => {
+            "not started: its supervisor had not renewed its lease in time".to_owned()
+        }
         Cause::Fenced => "stopped: its supervisor no longer held the job".to_owned(),
         Cause::Crash => format!("crashed with {}", ending_signal(p)),
         Cause::CpuLimit => "used up its CPU time limit (SIGXCPU)".to_owned(),
@@ -198,7 +201,8 @@ fn ending_signal(p: Option<&ProcessEvidence>) -> String {
     }
 }
 
-fn seconds(s: f64) -> String {
+/// A span in words, to a tenth of a second.
+pub(super) fn seconds(s: f64) -> String {
     format!("{s:.1} s")
 }
 

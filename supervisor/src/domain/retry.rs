@@ -3,7 +3,7 @@
 //! The charge was made at claim; [`decide`] only says whether it is given back. Every way back to the queue either
 //! keeps the charge (and then there is budget left), or counts an interruption (and there are at most
 //! `max_interruptions`), or is one that no job can bring about by running: a drain, a start that failed (the kind's
-//! breaker bounds those), a snooze that was asked for. So no job starts for ever, however it dies.
+//! breaker bounds those) or was refused for want of trust, a snooze that was asked for. So no job starts for ever, however it dies.
 
 use std::time::Duration;
 
@@ -116,11 +116,14 @@ enum Class {
     Drain,
     /// Nothing was started: given back, the kind is at fault.
     Start,
+    /// Nothing was started and nobody but the supervisor is at fault: given back always.
+    NotStarted,
     /// Asked for.
     Cancel,
 }
 
-/// `fenced` is an interruption: the row is another's by then, so the write is refused by its fence; should the fence
+/// `fenced` before any code of the job ran (a start that was refused past the trust deadline) is given back always: the job had no
+/// part in it, not even in holding up its supervisor. Else `fenced` is an interruption: the row is another's by then, so the write is refused by its fence; should the fence
 /// still hold (the lease lapsed and nobody came), the job is given back, bounded, because a job may have been
 /// what held its supervisor up. `supervisor_lost` is charged for the same reason.
 const fn class(cause: Cause) -> Class {
@@ -175,7 +178,11 @@ pub fn decide(verdict: &Verdict, budget: &Budget, policy: &Policy, random: f64, 
             kept(Next::PutBack(policy.backoff.delay(budget.charged, random)))
         }
     };
-    match class(cause) {
+    let class = match class(cause) {
+        Class::Interruption if cause == Cause::Fenced && verdict.flags.contains(&Flag::AtStart) => Class::NotStarted,
+        class => class,
+    };
+    match class {
         Class::Own => charged(),
         Class::Final => kept(Next::Dead),
         Class::Interruption if budget.interruptions < budget.max_interruptions => {
@@ -184,6 +191,7 @@ pub fn decide(verdict: &Verdict, budget: &Budget, policy: &Policy, random: f64, 
         }
         Class::Interruption => charged(),
         Class::Drain => given_back(Duration::ZERO),
+        Class::NotStarted => given_back(policy.backoff.delay(1, random)),
         Class::Start => Decision { breaker: true, ..given_back(policy.backoff.delay(1, random)) },
         Class::Cancel => kept(Next::Cancelled),
     }
@@ -298,6 +306,7 @@ mod tests {
             (ended(Ending::Snoozed, &[]), POLICY, None, "back in 5s, refund"),
             (ended(Ending::Snoozed, &[]), POLICY, Some(Duration::MAX), "back in 316224000s, refund"),
             (ended(Ending::Failed(Cause::JobError), &[Flag::Permanent]), POLICY, None, "dead"),
+            (ended(Ending::Failed(Cause::Fenced), &[Flag::AtStart]), POLICY, None, "back in 5s, refund"),
             (ended(Ending::Failed(Cause::OomJobLimit), &[]), fail, None, "dead"),
             (ended(Ending::Failed(Cause::MemWatchdog), &[]), fail, None, "dead"),
             (ended(Ending::Failed(Cause::OomHost), &[]), fail, None, "back in 5s, refund, interruption"),

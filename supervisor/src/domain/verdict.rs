@@ -82,6 +82,8 @@ pub enum Flag {
     Watchdog,
     /// The end came before the program ran any code of its own.
     AtStart,
+    /// It was kept from running for a time, because its supervisor had not renewed its lease.
+    Frozen,
 }
 
 /// What the evidence proves.

@@ -167,6 +167,7 @@ const fn flag_words(flag: Flag) -> &'static str {
         Flag::Permanent => "the failure is permanent",
         Flag::Watchdog => "its limit was enforced by sampling, not by the kernel",
         Flag::AtStart => "it had not run any code of its own",
+        Flag::Frozen => "it was frozen for a time: its timeout stood still meanwhile",
     }
 }
 

@@ -147,6 +147,7 @@ impl Drive {
                     self.deliver(key, End::Seen(evidence));
                     continue;
                 }
+                Happened::Warden(Some(WardenEvent::Sample { .. })) => continue,
                 Happened::Warden(Some(WardenEvent::Lost { pid, exit })) => {
                     relaunching = Some(self.warden_lost(pid, exit));
                     Event::WardenLost

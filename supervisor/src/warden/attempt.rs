@@ -6,6 +6,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::StartSpec;
+use super::frost::Frost;
 use super::ground::Ground;
 use super::message::Key;
 use super::tmpdir::Remover;
@@ -18,7 +19,7 @@ use crate::kernel::cgroup::Leaf;
 pub(super) const SOON: Duration = Duration::from_millis(1);
 
 /// The longest of these pauses; they double from [`SOON`].
-const LATER: Duration = Duration::from_millis(20);
+pub(super) const LATER: Duration = Duration::from_millis(20);
 
 /// How far an attempt has come.
 #[derive(Debug)]
@@ -62,6 +63,8 @@ pub(super) struct Attempt {
     pub(super) deadline: Option<Instant>,
     /// When the first signal's grace ends.
     pub(super) kill_at: Option<Instant>,
+    /// How it stands with the trust deadline. While it is frozen the two clocks above stand still.
+    pub(super) frost: Frost,
     /// `Started` was sent.
     pub(super) announced: bool,
     /// SIGKILL is out; the tree is looked at until it is empty.
@@ -92,8 +95,9 @@ impl Attempt {
     /// When something has to be done next without anybody calling.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let again = self.again.map(|(at, _)| at);
-        let living = self.is_alive().then(|| [self.deadline, self.kill_at, Some(self.sampler.next())]);
-        living.into_iter().flatten().flatten().chain(again).min()
+        let clocks = if self.frost.since.is_some() { [None, None] } else { [self.deadline, self.kill_at] };
+        let living = clocks.into_iter().flatten().chain([self.sampler.next()]).filter(|_| self.is_alive());
+        living.chain(again).min()
     }
 
     /// Does what is due.

@@ -81,8 +81,10 @@ impl Attempt {
         match ground.proc.stat(self.pid) {
             Some(stat) if !stat.before_exec() => {
                 self.phase = Phase::Running;
+                // Frozen, its time begins with the thaw, which adds the span.
+                let begun = self.frost.since.unwrap_or_else(now);
                 self.deadline = match self.evidence.intent {
-                    None => self.spec.timeout_ms.and_then(|timeout| after(now(), timeout)),
+                    None => self.spec.timeout_ms.and_then(|timeout| after(begun, timeout)),
                     Some(_) => None,
                 };
             }
@@ -116,6 +118,7 @@ impl Attempt {
 
     /// What can only be read while the zombie is there, and what must be read before anything is killed.
     fn note_end(&mut self, ground: &mut Ground) {
+        self.end_frost(now());
         let before_exec = ground.proc.stat(self.pid).map_or(self.errno.is_some(), |stat| stat.before_exec());
         self.evidence.stage = if before_exec { Stage::BeforeExec } else { Stage::AfterExec };
         self.evidence.ended_at = Some(clock::now());

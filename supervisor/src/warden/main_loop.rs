@@ -28,6 +28,8 @@ use super::message::Down;
 use super::message::Key;
 use super::message::Up;
 use super::start;
+use super::trust::Trust;
+use crate::domain::clock::BootInstant;
 use crate::domain::evidence::IntentReason;
 use crate::domain::evidence::ProcessEvidence;
 use crate::domain::ids::Fence;
@@ -37,6 +39,9 @@ use crate::kernel::socket;
 
 /// Frames taken in one round.
 const FRAMES: usize = 16;
+
+/// Frames taken in one round past the trust deadline: a renewal may lie behind many.
+const LATE_FRAMES: usize = 256;
 
 /// Orphans reaped in one round: without a bound a storm of them would keep the loop from everything else.
 const ORPHANS: usize = 64;
@@ -83,6 +88,7 @@ struct Warden {
     signals: SignalFd,
     ground: Ground,
     attempts: BTreeMap<Key, Attempt>,
+    trust: Trust,
     outbox: VecDeque<Outgoing>,
     /// No send before this.
     resend: Option<Instant>,
@@ -125,6 +131,7 @@ impl Warden {
             signals,
             ground,
             attempts: BTreeMap::new(),
+            trust: Trust::new()?,
             outbox: VecDeque::new(),
             resend: None,
             recent: VecDeque::new(),
@@ -143,9 +150,14 @@ impl Warden {
                 break;
             }
             let ready = self.wait()?;
-            if ready.socket {
+            if ready.timer {
+                self.trust.hush();
+            }
+            // Not only when the poll saw it: a renewal may have come since.
+            if ready.socket || (self.gone_by.is_none() && self.trust.is_past()) {
                 self.read_socket();
             }
+            self.keep_trust();
             if ready.signals {
                 while let Ok(Some(_)) = self.signals.read_signal() {
                     self.reap = true;
@@ -185,6 +197,7 @@ impl Warden {
         let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         if self.gone_by.is_none() {
             fds.push(PollFd::new(self.socket.as_fd(), events));
+            fds.push(PollFd::new(self.trust.timer(), PollFlags::POLLIN));
         }
         let first = fds.len();
         for attempt in self.attempts.values().filter(|attempt| attempt.is_alive()) {
@@ -206,7 +219,8 @@ impl Warden {
             fds.iter().skip(first).zip(keys).filter(|(fd, _)| spoke(fd)).map(|(_, key)| key).collect();
         attempts.dedup();
         let socket = self.gone_by.is_none() && fds.get(1).is_some_and(heard);
-        Ok(Ready { signals: fds.first().is_some_and(spoke), socket, attempts })
+        let timer = self.gone_by.is_none() && fds.get(2).is_some_and(spoke);
+        Ok(Ready { signals: fds.first().is_some_and(spoke), socket, timer, attempts })
     }
 
     /// `None`: nothing is due, ever.
@@ -216,34 +230,67 @@ impl Warden {
         }
         let due = self.attempts.values().filter_map(Attempt::wake_at);
         let due = due.chain(self.resend.filter(|_| !self.outbox.is_empty())).chain(self.gone_by);
-        let due = due.chain(self.ground.wake_at()).min();
+        let due = due.chain(self.ground.wake_at()).chain(self.trust.wake_at()).min();
         due.map(|at| at.saturating_duration_since(now()))
     }
 
     fn read_socket(&mut self) {
-        for _ in 0..FRAMES {
-            match socket::receive(self.socket.as_fd()) {
-                Ok(Some(frame)) => match wincode::deserialize::<Down>(&frame.bytes) {
-                    Ok(Down::Start { key }) => self.start(key, frame.descriptors),
-                    Ok(Down::Stop { key, reason, grace_ms }) => {
-                        self.visit(key, |attempt, ground| attempt.stop(ground, reason.into(), grace_ms));
+        let (frames, open) = self.take_frames();
+        // A start is not refused when the renewal that allows it is read already, and only its turn has not come.
+        let renewed = frames.iter().rev().find_map(|(frame, _)| match frame {
+            Down::Trust { until } => Some(BootInstant(*until)),
+            Down::Start { .. } | Down::Stop { .. } => None,
+        });
+        for (frame, descriptors) in frames {
+            match frame {
+                Down::Start { key } => self.start(key, descriptors, renewed),
+                Down::Stop { key, reason, grace_ms } => {
+                    self.visit(key, |attempt, ground| attempt.stop(ground, reason.into(), grace_ms));
+                }
+                // In its turn: what was to be killed before a thaw must not run again.
+                Down::Trust { until } => {
+                    self.trust.set(BootInstant(until));
+                    if !self.trust.is_past() {
+                        self.keep_trust();
                     }
-                    Ok(Down::Trust { .. }) => {}
-                    // Of a newer supervisor: what we do not know we do not do.
-                    Err(_) => {}
-                },
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::InvalidData) => {}
-                Ok(None) | Err(_) => return self.be_alone(),
+                }
             }
+        }
+        if !open {
+            self.be_alone();
         }
     }
 
-    fn start(&mut self, key: Key, descriptors: Vec<OwnedFd>) {
+    /// What lies in the socket, and whether more can come.
+    fn take_frames(&self) -> (Vec<(Down, Vec<OwnedFd>)>, bool) {
+        let mut frames = Vec::new();
+        for _ in 0..if self.trust.is_past() { LATE_FRAMES } else { FRAMES } {
+            match socket::receive(self.socket.as_fd()) {
+                // Of a newer supervisor: what we do not know we do not do.
+                Ok(Some(frame)) => {
+                    let read = wincode::deserialize::<Down>(&frame.bytes).ok();
+                    frames.extend(read.map(|read| (read, frame.descriptors)));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::InvalidData) => {}
+                Ok(None) | Err(_) => return (frames, false),
+            }
+        }
+        (frames, true)
+    }
+
+    /// Without a supervisor everything is being killed, and nothing has to be frozen for that.
+    fn keep_trust(&mut self) {
+        if self.gone_by.is_none() {
+            self.trust.keep(&mut self.attempts, &mut self.ground);
+        }
+    }
+
+    fn start(&mut self, key: Key, descriptors: Vec<OwnedFd>, renewed: Option<BootInstant>) {
         if self.attempts.contains_key(&key) {
             return;
         }
-        match start::begin(&mut self.ground, key, descriptors) {
+        match start::begin(&mut self.ground, key, descriptors, self.trust.allows_start(renewed)) {
             Ok(attempt) => drop(self.attempts.insert(key, attempt)),
             Err(refused) => self.end(key, refused.fence, *refused.evidence),
         }
@@ -274,6 +321,18 @@ impl Warden {
         let due = self.attempts.values().filter(|attempt| attempt.wake_at().is_some_and(|at| at <= now));
         for key in due.map(|attempt| attempt.key).collect::<Vec<_>>() {
             self.visit(key, |attempt, ground| attempt.tick(ground, now));
+            let running = self.attempts.get_mut(&key).filter(|attempt| attempt.announced);
+            if let Some(bytes) = running.and_then(|attempt| attempt.sampler.news.take()) {
+                self.offer(&Up::Sample { key, bytes });
+            }
+        }
+    }
+
+    /// Sends what may be lost: now, or not at all.
+    fn offer(&self, frame: &Up) {
+        if self.outbox.is_empty() && self.gone_by.is_none() {
+            let frame = wincode::serialize(frame).unwrap_or_default();
+            socket::send(self.socket.as_fd(), &frame, &[]).unwrap_or_default();
         }
     }
 
@@ -372,5 +431,6 @@ impl Warden {
 struct Ready {
     signals: bool,
     socket: bool,
+    timer: bool,
     attempts: Vec<Key>,
 }

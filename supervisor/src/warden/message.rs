@@ -79,4 +79,11 @@ pub enum Up {
         /// The evidence is in the descriptor that comes with the frame.
         in_file: bool,
     },
+    /// What the processes of a running attempt hold, at most once a second. Not sent at all when the socket is full.
+    Sample {
+        /// Which.
+        key: Key,
+        /// Bytes: what its leaf is charged with, or the resident size of its tree.
+        bytes: u64,
+    },
 }

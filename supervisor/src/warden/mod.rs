@@ -8,6 +8,7 @@
 //!  Start ──► start ──► attempt (starting → running) ──► death (emptying → removing) ──► Ended
 //!                          ▲  stop: intent, SIGTERM, grace, SIGKILL of everything
 //!                          ▲  watchdog: samples, series, strike
+//!                          ▲  trust: frozen past the deadline, thawed by a later one
 //!  tree: who belongs to whom where there is no cgroup        ends: what is written when the supervisor is gone
 //! ```
 //! What holds:
@@ -15,6 +16,7 @@
 //!   64 orphans, 256 files removed, 10 ms of chase an attempt). Without attempts it sleeps without a timer.
 //! - `Ended` is never dropped, and is sent only when nothing of the attempt is alive (or it is proven unkillable: 10 s).
 //! - An intent is noted before its first signal, so that our own kill is never taken for somebody else's.
+//! - Past the trust deadline nobody runs and nobody is started, whatever has become of the supervisor.
 //! - Only the end of its socket ends it: every tree is then killed at once, `ends/` is written, and it is gone within 30 s.
 //!   If it dies itself, its children die with it (parent-death signal), and the supervisor sweeps what they left.
 
@@ -22,6 +24,7 @@ mod attempt;
 pub mod client;
 mod death;
 pub mod ends;
+mod frost;
 mod ground;
 mod main_loop;
 pub mod message;
@@ -31,6 +34,7 @@ mod stop;
 mod tests;
 mod tmpdir;
 mod tree;
+mod trust;
 mod watchdog;
 
 pub use client::ChildStdio;

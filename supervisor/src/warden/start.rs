@@ -11,6 +11,7 @@ use super::attempt::Attempt;
 use super::attempt::Phase;
 use super::attempt::after;
 use super::attempt::now;
+use super::frost::Frost;
 use super::ground::Ground;
 use super::message::Key;
 use super::tmpdir;
@@ -60,14 +61,24 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// Starts the child of a `Start` frame: stdin, stdout, stderr and the specification came with it.
 ///
 /// # Errors
-/// The step that failed, as evidence.
-pub(super) fn begin(ground: &mut Ground, key: Key, descriptors: Vec<OwnedFd>) -> Result<Attempt, Refused> {
+/// The step that failed, as evidence; without `trusted` that is always `trust`.
+pub(super) fn begin(
+    ground: &mut Ground,
+    key: Key,
+    descriptors: Vec<OwnedFd>,
+    trusted: bool,
+) -> Result<Attempt, Refused> {
     let (spec, stdio) = read_spec(descriptors).map_err(|failure| refuse(None, failure, Enforcement::Watchdog))?;
     let fence = spec.fence;
     let enforcement = match &ground.tree {
         Some(tree) if !spec.watchdog => tree.enforcement(),
         Some(_) | None => Enforcement::Watchdog,
     };
+    if !trusted {
+        let message = "trust: the start came after the time for which the supervisor's lease was known to hold";
+        let failure = failure(StartFailure::TRUST, Some(nix::Error::ETIMEDOUT as i32), message.to_owned());
+        return Err(refuse(Some(fence), failure, enforcement));
+    }
     start(ground, key, spec, &stdio, enforcement).map_err(|failure| refuse(Some(fence), failure, enforcement))
 }
 
@@ -200,6 +211,7 @@ pub(super) fn attempt(
         phase: Phase::Starting,
         evidence,
         kill_at: None,
+        frost: Frost::default(),
         announced: false,
         killing: false,
         give_up_at: None,

@@ -41,12 +41,13 @@ impl Attempt {
         first
     }
 
-    /// Sets out to end it. A second call can only shorten the grace. One whose main process has died is left to its death.
+    /// Sets out to end it. A second call can only shorten the grace, and what is frozen has none: it could not use it. One whose main process has died is left to its death.
     pub(super) fn stop(&mut self, ground: &mut Ground, reason: IntentReason, grace_ms: u64) {
         if !self.is_alive() {
             return;
         }
         let first = self.intend(reason);
+        let grace_ms = if self.frost.since.is_some() { 0 } else { grace_ms };
         let at = after(now(), grace_ms);
         self.kill_at = [self.kill_at, at].into_iter().flatten().min();
         if grace_ms == 0 {
@@ -62,6 +63,7 @@ impl Attempt {
             return;
         }
         self.killing = true;
+        self.end_frost(now());
         self.give_up_at = Some(now() + PATIENCE);
         self.kill_at = None;
         self.deadline = None;
@@ -92,8 +94,11 @@ impl Attempt {
         self.come_back(now());
     }
 
-    /// Applies the attempt's own deadlines.
+    /// Applies the attempt's own deadlines, unless they stand still.
     pub(super) fn check_deadlines(&mut self, ground: &mut Ground, now: Instant) {
+        if self.frost.since.is_some() {
+            return;
+        }
         if self.deadline.is_some_and(|at| at <= now) {
             self.deadline = None;
             match self.phase {

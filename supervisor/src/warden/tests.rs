@@ -68,6 +68,12 @@ impl Leaf for Pretended {
     fn kill(&self) -> Result<KillState, KernelError> {
         Ok(if self.left.is_empty() { KillState::Empty } else { KillState::Dying })
     }
+    fn freeze(&self) -> Result<bool, KernelError> {
+        Ok(true)
+    }
+    fn thaw(&self) -> Result<bool, KernelError> {
+        Ok(true)
+    }
     fn remove(&self) -> Result<(), KernelError> {
         match self.busy.get() {
             0 => Ok(()),

@@ -11,6 +11,8 @@
 //! pidfd whose start time was checked. Limit, documented: a job that makes sessions and forks at full speed while other
 //! jobs run cannot be attributed generation by generation; cgroups can.
 
+mod halt;
+
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::collections::HashMap;
@@ -18,6 +20,10 @@ use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::time::Duration;
 use std::time::Instant;
+
+use nix::sys::signal::Signal;
+
+use halt::Halt;
 
 use super::message::Key;
 use crate::domain::clock;
@@ -41,14 +47,13 @@ const QUIET_SCANS: u32 = 12;
 /// Looks at the newest pids without finding anybody that end a chase.
 const QUIET_PROBES: u32 = 50;
 
-const SIGKILL: i32 = nix::sys::signal::Signal::SIGKILL as i32;
-
 /// Longest chase in one round.
 const CHASE: Duration = Duration::from_millis(10);
 
 /// The processes of one attempt.
 #[derive(Debug, Default)]
 struct Family {
+    main: i32,
     start: u64,
     known: HashMap<i32, u64>,
     living: Vec<Stat>,
@@ -114,6 +119,9 @@ pub(super) struct Forest {
     newest: Option<i32>,
     /// The look before it began with the same one.
     calm: bool,
+    /// Orphans of the last look that may belong to several attempts.
+    strays: Vec<Stat>,
+    halt: Halt,
 }
 
 impl Forest {
@@ -129,6 +137,8 @@ impl Forest {
             looked: None,
             newest: None,
             calm: false,
+            strays: Vec::new(),
+            halt: Halt::default(),
         }
     }
 
@@ -140,7 +150,7 @@ impl Forest {
     pub(super) fn plant(&mut self, key: Key, pid: i32) {
         let stat = self.proc.stat(pid);
         let start = stat.as_ref().map_or(0, |stat| stat.start);
-        let mut family = Family { start, living: stat.into_iter().collect(), ..Family::default() };
+        let mut family = Family { main: pid, start, living: stat.into_iter().collect(), ..Family::default() };
         family.known.insert(pid, start);
         family.readers.extend(self.proc.resident(pid).map(|reader| (pid, reader)));
         self.families.insert(key, family);
@@ -224,6 +234,7 @@ impl Forest {
         let present: HashSet<(i32, u64)> = strays.iter().map(|stat| (stat.pid, stat.start)).collect();
         self.orphans.retain(|identity, _| present.contains(identity));
         let mut grown = false;
+        self.strays.clear();
         let (told, sure) = (self.told, self.foreign.is_empty());
         for stat in strays {
             let elders = self.families.iter().filter(|(_, family)| family.start <= stat.start).map(|(key, _)| *key);
@@ -234,20 +245,20 @@ impl Forest {
             }
             let first = orphan.candidates.first().and_then(|key| self.families.get_mut(key));
             match (orphan.candidates.len(), first) {
-                (0, _) | (_, None) => self.kill(&stat),
+                (0, _) | (_, None) => self.signal(stat.pid, stat.start, Signal::SIGKILL),
                 (1, Some(family)) => grown |= family.known.insert(stat.pid, stat.start).is_none(),
-                (_, Some(_)) => {}
+                (_, Some(_)) => self.strays.push(stat),
             }
         }
         grown
     }
 
-    /// Kills who has this number only if it is still the same process.
-    fn kill(&self, stat: &Stat) {
-        let Ok(pidfd) = process::pidfd_open(stat.pid) else { return };
-        if self.proc.stat(stat.pid).is_some_and(|now| now.start == stat.start) {
+    /// Signals who has this number only if it is still the same process.
+    fn signal(&self, pid: i32, start: u64, signal: Signal) {
+        let Ok(pidfd) = process::pidfd_open(pid) else { return };
+        if self.proc.stat(pid).is_some_and(|now| now.start == start) {
             // Gone already, or of a user whom we may not signal: the next scan tells.
-            process::pidfd_signal(pidfd.as_fd(), SIGKILL).unwrap_or_default();
+            process::pidfd_signal(pidfd.as_fd(), signal as i32).unwrap_or_default();
         }
     }
 
@@ -262,7 +273,7 @@ impl Forest {
             self.strike(key);
             // Where processes are made meanwhile, one of a chain can be born behind a scan and be dead before its turn: a
             // scan that finds nobody says little until the newest were looked at too.
-            let caught = !still && self.chase(key);
+            let caught = !still && self.chase(|forest, pid| forest.catch(key, pid));
             let Some(family) = self.families.get_mut(&key) else { return Felled::Gone };
             if caught || !family.living.is_empty() {
                 family.quiet = 0;
@@ -285,12 +296,12 @@ impl Forest {
     /// Kills who was found at the last look.
     fn strike(&self, key: Key) {
         for stat in self.living(key) {
-            self.kill(stat);
+            self.signal(stat.pid, stat.start, Signal::SIGKILL);
         }
     }
 
-    /// Looks at the newest pids only, and signals at sight; `true`: somebody was there.
-    fn chase(&mut self, key: Key) -> bool {
+    /// Looks at the newest pids only, and signals at sight by `catch`; `true`: somebody was there.
+    fn chase(&mut self, mut catch: impl FnMut(&mut Self, i32) -> bool) -> bool {
         let begun = clock::monotonic();
         let mut quiet = 0;
         let mut caught = false;
@@ -298,7 +309,7 @@ impl Forest {
             quiet += 1;
             let Some(last) = self.proc.last_pid() else { break };
             for pid in (last.saturating_sub(8)..=last.saturating_add(3)).rev() {
-                if self.catch(key, pid) {
+                if catch(self, pid) {
                     quiet = 0;
                     caught = true;
                 }
@@ -316,7 +327,7 @@ impl Forest {
         let ours = family.known.get(&pid) == Some(&stat.start) || family.claims(&stat);
         if ours || (stray && stat.start >= family.start) {
             family.known.insert(pid, stat.start);
-            self.kill(&stat);
+            self.signal(pid, stat.start, Signal::SIGKILL);
             return true;
         }
         false

@@ -1,4 +1,4 @@
-//! Samples of an attempt's memory: the series that `inspect` draws, and, where no kernel limit is in force, the verdict.
+//! Samples of an attempt's memory: the series that `inspect` draws, news for the supervisor, and, where no kernel limit is in force, the verdict.
 //!
 //! With a leaf only the series is kept. Without one the resident size of the tree is read the more often the nearer it
 //! is to the limit (a process can touch some 6 GiB a second): between 5 ms and 200 ms. Shared pages count in each
@@ -21,6 +21,9 @@ const GROWTH: u64 = 6 << 30;
 
 const FASTEST: Duration = Duration::from_millis(5);
 
+/// How often the supervisor is told what an attempt holds.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
 /// The pause that lets nobody grow from `seen` past `limit` unseen, within the bounds.
 fn pause(seen: u64, limit: u64) -> Duration {
     let headroom = limit.saturating_sub(seen);
@@ -34,7 +37,10 @@ pub(super) struct Sampler {
     /// `None`: the kernel holds the limit.
     next_check: Option<Instant>,
     next_point: Instant,
+    next_tell: Instant,
     spacing: Duration,
+    /// For the supervisor, if it can take it: it is told or forgotten.
+    pub(super) news: Option<u64>,
     /// The highest value seen.
     pub(super) peak: u64,
     /// (seconds, bytes)
@@ -46,14 +52,24 @@ impl Sampler {
     pub(super) fn new(now: Instant, watches: bool) -> Self {
         let next_check = watches.then_some(now + FASTEST);
         let soon = now + FASTEST;
-        Self { next_look: soon, next_check, next_point: soon, spacing: LOOK_EVERY, peak: 0, series: Vec::new() }
+        Self {
+            next_look: soon,
+            next_check,
+            next_point: soon,
+            next_tell: now + TELL_EVERY,
+            spacing: LOOK_EVERY,
+            news: None,
+            peak: 0,
+            series: Vec::new(),
+        }
     }
 
     /// When the next sample is due.
     pub(super) fn next(&self) -> Instant {
+        let always = self.next_point.min(self.next_tell);
         match self.next_check {
-            Some(check) => check.min(self.next_point).min(self.next_look),
-            None => self.next_point,
+            Some(check) => check.min(self.next_look).min(always),
+            None => always,
         }
     }
 
@@ -85,17 +101,29 @@ impl Attempt {
                 seen = Some(self.check(ground, now));
             }
         }
-        if self.sampler.next_point <= now {
-            let usage = match &self.leaf {
-                Some(leaf) => leaf.usage(),
-                None => seen.or_else(|| Some(ground.forest.resident(self.key))),
-            };
-            let age = self.age();
-            if let Some(bytes) = usage {
-                self.sampler.peak = self.sampler.peak.max(bytes);
-                self.sampler.add(age, bytes);
-            }
+        let (point, tell) = (self.sampler.next_point <= now, self.sampler.next_tell <= now);
+        if !point && !tell {
+            return;
+        }
+        let usage = match &self.leaf {
+            Some(leaf) => leaf.usage(),
+            None => seen.or_else(|| Some(ground.forest.resident(self.key))),
+        };
+        if tell {
+            self.sampler.news = usage;
+            self.sampler.next_tell = now + TELL_EVERY;
+        }
+        if point {
+            self.note_point(usage);
             self.sampler.next_point = now + self.sampler.spacing;
+        }
+    }
+
+    fn note_point(&mut self, usage: Option<u64>) {
+        let age = self.age();
+        if let Some(bytes) = usage {
+            self.sampler.peak = self.sampler.peak.max(bytes);
+            self.sampler.add(age, bytes);
         }
     }
 

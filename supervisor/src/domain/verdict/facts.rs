@@ -42,6 +42,10 @@ fn kernel_facts(p: &ProcessEvidence, ending: Ending, facts: &mut Vec<String>) {
 }
 
 fn process_facts(p: &ProcessEvidence, facts: &mut Vec<String>) {
+    if p.frozen_s > 0.0 {
+        let frozen = super::super::explain::seconds(p.frozen_s);
+        facts.push(format!("frozen for {frozen} while its supervisor could not renew its lease"));
+    }
     if !p.leftovers.is_empty() {
         facts.push(format!("processes outlived the main one and were killed: {}", names(&p.leftovers)));
     }

@@ -79,9 +79,12 @@ fn refused(e: &Evidence) -> Option<Finding> {
     Some(Finding::failed(Cause::JobError, Proved, Proved).flag(Flag::Permanent, true))
 }
 
-/// Rule 1: a step of the start failed, with the kernel's own error number.
+/// Rule 1: a step of the start failed, with the kernel's own error number; or it was refused past the trust deadline.
 fn start_failed(e: &Evidence) -> Option<Finding> {
     let failure = e.process.as_ref()?.start_failure.as_ref()?;
+    if failure.is_untrusted() {
+        return Some(Finding::failed(Cause::Fenced, Proved, Proved).flag(Flag::AtStart, true));
+    }
     let cause = if failure.is_limit() { Cause::LimitSetupFailed } else { Cause::SpawnFailed };
     Some(Finding::failed(cause, Proved, Proved))
 }
@@ -321,7 +324,13 @@ pub(super) fn common_flags(e: &Evidence, ending: Ending) -> Vec<Flag> {
     if let Some(p) = &e.process {
         let sampled = p.enforcement == Enforcement::Watchdog && p.memory.limit.is_some() && p.pid.is_some();
         let at_start = p.stage == Stage::BeforeExec && ending.cause().is_some();
-        let facts = [(Flag::Leaked, !p.leftovers.is_empty()), (Flag::Watchdog, sampled), (Flag::AtStart, at_start)];
+        let frozen = p.frozen_s > 0.0;
+        let facts = [
+            (Flag::Leaked, !p.leftovers.is_empty()),
+            (Flag::Watchdog, sampled),
+            (Flag::AtStart, at_start),
+            (Flag::Frozen, frozen),
+        ];
         flags.extend(facts.into_iter().filter_map(|(flag, on)| on.then_some(flag)));
     }
     if e.said.truncated {

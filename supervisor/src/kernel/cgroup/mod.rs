@@ -131,6 +131,19 @@ pub trait Leaf: Debug + Send {
     /// A file cannot be written or read.
     fn kill(&self) -> Result<KillState, KernelError>;
 
+    /// One step of freezing everything in it, whoever enters or is forked later included. `true`: all stand still. Never waits:
+    /// call again in a millisecond or so until it is true. A frozen leaf can be killed as any other.
+    ///
+    /// # Errors
+    /// A file cannot be written or read; a kernel before 5.2 has no freezer on v2.
+    fn freeze(&self) -> Result<bool, KernelError>;
+
+    /// One step of the way back. `true`: nobody is kept from running. Never waits.
+    ///
+    /// # Errors
+    /// A file cannot be written or read.
+    fn thaw(&self) -> Result<bool, KernelError>;
+
     /// Removes it. Busy (a zombie not yet gone) is an error that passes: call again.
     ///
     /// # Errors

@@ -90,19 +90,31 @@ impl Folders {
         // Even where freezing failed: who is killed while running dies too, only a fork may be missed until the next call.
         let killed = self.procs().and_then(|pids| files::kill_each(&pids));
         let thawed = self.set_state("THAWED");
-        frozen.and(killed).and(thawed)?;
+        frozen.map(drop).and(killed).and(thawed)?;
         Ok(if self.procs()?.is_empty() { KillState::Empty } else { KillState::Dying })
     }
 
     /// Asks for the freeze until it reads `FROZEN`, a bounded number of times: each write freezes those that were missed.
-    fn freeze(&self) -> Result<(), KernelError> {
+    /// Who enters or is forked later is frozen by the kernel. `true`: all stand still.
+    pub(super) fn freeze(&self) -> Result<bool, KernelError> {
         for _ in 0..FREEZE_TRIES {
             self.set_state("FROZEN")?;
-            if files::read_optional(&self.state()).is_none_or(|state| state.trim() == "FROZEN") {
-                break;
+            if self.reads("FROZEN") {
+                return Ok(true);
             }
         }
-        Ok(())
+        Ok(false)
+    }
+
+    /// `true`: nobody is frozen by this group any more.
+    pub(super) fn thaw(&self) -> Result<bool, KernelError> {
+        self.set_state("THAWED")?;
+        Ok(self.reads("THAWED"))
+    }
+
+    /// A group that is gone has whatever state is asked for.
+    fn reads(&self, state: &str) -> bool {
+        files::read_optional(&self.state()).is_none_or(|now| now.trim() == state)
     }
 
     /// A leaf whose freezer folder is gone already has nobody to freeze there.
@@ -257,6 +269,14 @@ impl Leaf for V1Leaf {
 
     fn kill(&self) -> Result<KillState, KernelError> {
         self.folders.kill()
+    }
+
+    fn freeze(&self) -> Result<bool, KernelError> {
+        self.folders.freeze()
+    }
+
+    fn thaw(&self) -> Result<bool, KernelError> {
+        self.folders.thaw()
     }
 
     fn remove(&self) -> Result<(), KernelError> {

@@ -114,6 +114,20 @@ fn is_populated(group: &Path) -> Result<bool, KernelError> {
     }
 }
 
+/// Asks for the freeze of a group with all below it, or for its end, and answers whether the kernel is there yet. Who enters
+/// or is forked meanwhile is frozen with the others; `frozen` reads 1 only when every task stands still.
+pub(super) fn set_frozen(group: &Path, frozen: bool) -> Result<bool, KernelError> {
+    files::write(&group.join("cgroup.freeze"), if frozen { "1" } else { "0" })?;
+    let path = group.join("cgroup.events");
+    let text = files::read(&path)?;
+    let now = parse::keyed(&text, "frozen").ok_or_else(|| KernelError::Content {
+        path,
+        found: text.clone(),
+        expected: "a line `frozen N`".to_owned(),
+    })?;
+    Ok((now > 0) == frozen)
+}
+
 /// How often a group's *own* limit set off the OOM killer.
 fn local_oom(group: &Path) -> Option<u64> {
     files::keyed(&group.join("memory.events.local"), "oom")
@@ -189,6 +203,14 @@ impl Leaf for V2Leaf {
 
     fn kill(&self) -> Result<KillState, KernelError> {
         kill_group(&self.path)
+    }
+
+    fn freeze(&self) -> Result<bool, KernelError> {
+        set_frozen(&self.path, true)
+    }
+
+    fn thaw(&self) -> Result<bool, KernelError> {
+        set_frozen(&self.path, false)
     }
 
     fn remove(&self) -> Result<(), KernelError> {

@@ -151,6 +151,6 @@ fn hello(process: &Process, errno: &OwnedFd, socket: &OwnedFd, program: &str) ->
 fn read_hello(frame: &Received) -> Option<Capabilities> {
     match wincode::deserialize::<Up>(&frame.bytes).ok()? {
         Up::Hello { capabilities } => serde_json::from_slice(&capabilities).ok(),
-        Up::Started { .. } | Up::Ended { .. } => None,
+        Up::Started { .. } | Up::Ended { .. } | Up::Sample { .. } => None,
     }
 }

@@ -276,7 +276,8 @@ impl WardenHandle {
         self.send(&Down::Stop { key, reason, grace_ms }, Vec::new())
     }
 
-    /// Says until when nobody else runs these jobs (I4): past it every child is frozen, until a later deadline comes.
+    /// Says how long the supervisor may be trusted to hold its lease. Past that every child is frozen and no start is
+    /// accepted, until a later word that lies in the future; the newest word counts. Before the first one there is no deadline.
     ///
     /// # Errors
     /// The warden is gone.
@@ -307,6 +308,13 @@ pub enum WardenEvent {
         key: Key,
         /// What was seen.
         evidence: Box<ProcessEvidence>,
+    },
+    /// What a running attempt holds, at most once a second; some are left out when we are slow to listen.
+    Sample {
+        /// Which.
+        key: Key,
+        /// Bytes.
+        bytes: u64,
     },
     /// The warden is gone, and its direct children with it. The last event.
     Lost {
@@ -400,6 +408,7 @@ fn read_event(frame: Received) -> Option<WardenEvent> {
     match wincode::deserialize::<Up>(&frame.bytes).ok()? {
         Up::Hello { .. } => None,
         Up::Started { key, pid } => Some(WardenEvent::Started { key, pid }),
+        Up::Sample { key, bytes } => Some(WardenEvent::Sample { key, bytes }),
         Up::Ended { key, evidence, in_file } => {
             let evidence = match frame.descriptors.into_iter().next() {
                 Some(file) if in_file => socket::read_sealed(file).unwrap_or_default(),
