@@ -77,6 +77,8 @@ fn act(mode: &str, rest: &[&str]) -> ExitCode {
         "leave" => leave(false),
         "leave-session" => leave(true),
         "chain" => chain(rest[0]),
+        "chains" => chains(rest[0], number(rest, 1)),
+        "rest" => rest_itself(rest[0]),
         "count" => count(rest[0], number(rest, 1)),
         "flood-stderr" => flood(&mut std::io::stderr(), rest),
         "flood-stdout" => flood(&mut std::io::stdout(), rest),
@@ -307,6 +309,22 @@ fn chain(path: &str) {
         }
         return;
     }
+    link(path, end);
+}
+
+/// So many of these chains at once, and a main process that stays.
+fn chains(path: &str, count: usize) {
+    let end = milliseconds() + 30_000;
+    for _ in 0..count {
+        if fork() == 0 {
+            link(path, end);
+        }
+    }
+    hang();
+}
+
+/// A link of a chain, and all after it.
+fn link(path: &str, end: u128) -> ! {
     let mut file = appender(path);
     while milliseconds() < end {
         own_session();
@@ -316,6 +334,18 @@ fn chain(path: &str) {
         }
     }
     end_fork();
+}
+
+/// A helper that leaves a mark, stops itself, and leaves another should it be woken.
+fn rest_itself(path: &str) {
+    if fork() == 0 {
+        let mut file = appender(path);
+        file.write_all(b".").expect("room");
+        raise(libc::SIGSTOP);
+        file.write_all(b"w").expect("room");
+        end_fork();
+    }
+    hang();
 }
 
 /// Appends a dot every millisecond; so do nested children.

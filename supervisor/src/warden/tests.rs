@@ -152,6 +152,44 @@ fn a_start_that_stalls_is_killed_at_its_own_timeout() {
 }
 
 #[test]
+fn i4_a_start_that_is_frozen_has_its_whole_time_left_after_the_thaw() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut ground = ground(&dir);
+    let (mut attempt, _held) = sleeping(&ground, empty(), 100);
+    let begun = now();
+    attempt.freeze(begun);
+    assert!(attempt.wake_at().is_some_and(|at| at > begun), "a clock that stands still wakes nobody");
+    drive(&mut attempt, &mut ground, |_| begun.elapsed() > Duration::from_millis(300));
+    assert!(matches!(attempt.phase, Phase::Starting) && attempt.evidence.intent.is_none());
+    attempt.thaw(now());
+    drive(&mut attempt, &mut ground, ended);
+    let intent = attempt.evidence.intent.expect("an intent");
+    assert_eq!(intent.reason, IntentReason::StartTimeout);
+    assert!(attempt.evidence.frozen_s >= 0.3 && intent.at_s >= attempt.evidence.frozen_s + 0.09, "{}", intent.at_s);
+}
+
+#[test]
+fn i4_an_end_while_frozen_and_a_kill_end_the_frozen_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut ground = ground(&dir);
+    for kill in [false, true] {
+        let (mut attempt, _held) = sleeping(&ground, empty(), 60_000);
+        attempt.freeze(now());
+        std::thread::sleep(Duration::from_millis(20));
+        if kill {
+            attempt.stop(&mut ground, IntentReason::Drained, 60_000);
+            assert!(attempt.killing, "what is frozen has no grace");
+        } else {
+            process::pidfd_signal(attempt.pidfd.as_fd(), 9).unwrap();
+        }
+        drive(&mut attempt, &mut ground, ended);
+        assert!(attempt.evidence.frozen_s >= 0.02 && !attempt.may_freeze());
+        attempt.thaw(now());
+        assert!(attempt.frost_step(), "nothing is asked of the dead");
+    }
+}
+
+#[test]
 fn the_end_of_the_errno_pipe_leads_to_running_only_with_the_kernels_word() {
     let dir = tempfile::tempdir().unwrap();
     let mut ground = ground(&dir);

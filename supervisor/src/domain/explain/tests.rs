@@ -56,6 +56,8 @@ fn of_ourselves() -> Vec<(&'static str, Evidence)> {
         ("drained", v2(Signaled(15)).intent(IntentReason::Drained, &[15])),
         ("drained, inferred", stopped_at(v2(Signaled(15)), STOP - 1)),
         ("fenced", v2(kill).intent(IntentReason::Fenced, &[9])),
+        ("fenced after a freeze", v2(kill).intent(IntentReason::Fenced, &[9]).with(|p| p.frozen_s = 4.2)),
+        ("refused past the trust deadline", v2(kill).with(|p| p.start_failure = start_failure("trust"))),
         ("output limit", v2(kill).intent(IntentReason::OutputLimit, &[9])),
         (
             "protocol",

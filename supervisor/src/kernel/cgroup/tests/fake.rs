@@ -323,6 +323,32 @@ fn a_group_that_is_gone_is_empty_and_removed() {
 }
 
 #[test]
+fn i4_a_freeze_is_asked_for_again_and_believed_only_when_the_kernel_says_so() {
+    let (folder, _leaf) = v2_leaf(&[
+        ("cgroup/base/jobs/leaf/cgroup.freeze", "0\n"),
+        ("cgroup/base/jobs/leaf/cgroup.events", "populated 1\nfrozen 0\n"),
+    ]);
+    let group = folder.path().join("cgroup/base/jobs/leaf");
+    assert!(!v2_leaf::set_frozen(&group, true).unwrap());
+    fs::write(group.join("cgroup.events"), "populated 1\nfrozen 1\n").unwrap();
+    assert!(v2_leaf::set_frozen(&group, true).unwrap());
+    assert_eq!(
+        fs::read_to_string(group.join("cgroup.freeze")).unwrap(),
+        "1\n",
+        "the file is a plain one: only written over"
+    );
+    assert!(!v2_leaf::set_frozen(&group, false).unwrap());
+    fs::write(group.join("cgroup.events"), "populated 1\n").unwrap();
+    assert!(matches!(v2_leaf::set_frozen(&group, true), Err(KernelError::Content { .. })));
+    fs::remove_file(group.join("cgroup.freeze")).unwrap();
+    let error = v2_leaf::set_frozen(&group, true).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::ENOENT), "a kernel without a freezer is no success");
+    // A v1 group that is gone has nobody left to freeze.
+    let gone = Folders { memory: group.join("m"), freezer: group.join("f"), pids: None };
+    assert!(gone.freeze().unwrap() && gone.thaw().unwrap());
+}
+
+#[test]
 fn an_existing_group_is_never_taken_over_and_others_made_with_it_are_removed() {
     let (_folder, roots) = fixture(&[("cgroup/memory/leaf/", ""), ("cgroup/freezer/", "")]);
     let folders = Folders { memory: roots.cgroup.join("memory"), freezer: roots.cgroup.join("freezer"), pids: None };

@@ -8,6 +8,7 @@ mod real_v2;
 
 use std::fs;
 use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Child;
@@ -102,6 +103,40 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Freezes a leaf with a counter in it, lets another process enter, thaws, freezes again and kills: a frozen leaf keeps
+/// everybody from running, and nobody from dying.
+fn freeze_and_kill(leaf: &dyn Leaf) {
+    let folder = tempfile::tempdir().unwrap();
+    let (dots, late) = (folder.path().join("dots"), folder.path().join("late"));
+    let length = || fs::metadata(&dots).map_or(0, |metadata| metadata.len());
+    let still = || {
+        let before = length();
+        thread::sleep(Duration::from_millis(150));
+        assert_eq!(length(), before);
+    };
+    // Ends by itself should the test fail.
+    let count = "n=0; while [ $n -lt 3000 ]; do echo >> $1; sleep 0.01; n=$((n + 1)); done";
+    let script = count.replace("$1", dots.to_str().unwrap());
+    let mut main = run_in(leaf, &format!("({script}) & {script}"));
+    wait_until("it counts", || length() > 4);
+    wait_until("it is frozen", || leaf.freeze().unwrap());
+    still();
+    let mut second = run_in(leaf, &format!("echo > {}; exec sleep 0.01", late.display()));
+    let pid = i32::try_from(second.id()).unwrap();
+    wait_until("another enters", || leaf.procs().unwrap().contains(&pid));
+    still();
+    assert!(!late.exists(), "it ran in a frozen leaf");
+    wait_until("all stand still again", || leaf.freeze().unwrap());
+    wait_until("it is thawed", || leaf.thaw().unwrap());
+    assert!(second.wait().unwrap().success() && late.exists());
+    let before = length();
+    wait_until("it counts again", || length() > before + 4);
+    wait_until("it is frozen again", || leaf.freeze().unwrap());
+    let before = length();
+    let status = end(leaf, &mut main);
+    assert_eq!((status.signal(), length()), (Some(libc::SIGKILL), before), "it ran once more");
 }
 
 /// Kills everything in a leaf, reaps its main process and removes it.

@@ -17,6 +17,7 @@ use super::JOBS_MEMORY;
 use super::MIB;
 use super::dead_nonce;
 use super::end;
+use super::freeze_and_kill;
 use super::is_dead;
 use super::limits;
 use super::names;
@@ -200,6 +201,15 @@ fn i8_a_tree_with_a_daemon_in_a_session_of_its_own_is_killed_and_its_leaf_remove
     assert_eq!(busy.errno(), Some(libc::EBUSY));
     end(&*leaf, &mut main);
     assert!(pids.iter().all(|pid| is_dead(*pid)), "{pids:?}");
+    tree.remove().unwrap();
+    ground.assert_nothing_left();
+}
+
+#[test]
+fn i4_nobody_runs_in_a_frozen_leaf_and_it_can_be_killed() {
+    let Some(ground) = Ground::new() else { return };
+    let tree = ground.tree();
+    freeze_and_kill(&*tree.make_leaf("still", limits(64 * MIB)).unwrap());
     tree.remove().unwrap();
     ground.assert_nothing_left();
 }

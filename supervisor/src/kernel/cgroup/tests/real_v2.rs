@@ -22,6 +22,7 @@ use super::MIB;
 use super::bystander;
 use super::dead_nonce;
 use super::end;
+use super::freeze_and_kill;
 use super::is_dead;
 use super::limits;
 use super::names;
@@ -189,6 +190,19 @@ fn a_leaf_is_limited_as_asked_and_read_back() {
         assert!(tree.remove().is_err(), "a leaf is left");
         leaf.remove().unwrap();
         leaf.remove().unwrap();
+        tree.remove().unwrap();
+        assert_eq!(names(&ground.base), ["supervisor"]);
+    });
+}
+
+#[test]
+fn i4_nobody_runs_in_a_frozen_leaf_and_it_can_be_killed() {
+    Ground::run("i4_nobody_runs_in_a_frozen_leaf_and_it_can_be_killed", |ground| {
+        let tree = ground.tree();
+        let empty = tree.make_leaf("empty", limits(MIB)).unwrap();
+        wait_until("an empty leaf is frozen", || empty.freeze().unwrap());
+        empty.remove().unwrap();
+        freeze_and_kill(&*tree.make_leaf("still", limits(64 * MIB)).unwrap());
         tree.remove().unwrap();
         assert_eq!(names(&ground.base), ["supervisor"]);
     });
