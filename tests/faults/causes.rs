@@ -77,10 +77,10 @@ fn a_payload_that_would_become_an_option_is_refused_at_enqueue_and_at_start() {
     let words = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(words.contains("payload.a") && words.contains('-'), "{words}");
     // Somebody who writes to the database without `jobs.toml` gets past that; the attempt is refused, not run.
-    let database = format!("sqlite://{}", world.path("jobs.db").display());
     let elsewhere = world.path("none.toml").display().to_string();
     let mut command = std::process::Command::new(support::world::program("jobvisor-under-test"));
-    command.args(["--config", &elsewhere, "--database", &database, "enqueue", "fault", "--payload", &payload]);
+    command.args(["--config", &elsewhere, "enqueue", "fault", "--payload", &payload]);
+    command.env("JOBVISOR_DATABASE_URL", world.database_url());
     let id: i64 =
         String::from_utf8(command.output().expect("it runs").stdout).expect("text").trim().parse().expect("an id");
     world.until_idle();

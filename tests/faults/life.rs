@@ -280,27 +280,44 @@ fn a_service_manager_is_told_that_it_takes_jobs_that_it_lives_and_that_it_stops(
     assert!(supervisor.wait(SOON).success());
 }
 
+/// Runs a statement on the world's file from outside.
+fn in_sqlite(world: &World, statement: &str) {
+    let script = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute(sys.argv[2]); c.commit()";
+    let database = world.path("jobs.db").display().to_string();
+    let done = std::process::Command::new("python3").args(["-c", script, &database, statement]).status();
+    assert!(done.expect("python3").success(), "{statement}");
+}
+
 #[test]
 fn i10_an_outcome_that_the_database_refuses_holds_up_no_other_and_is_recorded_when_it_can_be() {
     let world = World::new(Lane::Auto, KIND);
     let refused = world.enqueue("fault", &fault("exit", &["0"]));
-    let sql = |statement: &str| {
-        let script = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute(sys.argv[2]); c.commit()";
-        let database = world.path("jobs.db").display().to_string();
-        let done = std::process::Command::new("python3").args(["-c", script, &database, statement]).status();
-        assert!(done.expect("python3").success(), "{statement}");
-    };
-    sql(&format!(
-        "CREATE TRIGGER no BEFORE UPDATE ON jobs WHEN old.id = {refused} AND old.state = 'running' \
-         BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
-    ));
+    if world.is_on_postgres() {
+        world.postgres().execute(&format!(
+            "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'refused by the test'; END$$;
+             CREATE TRIGGER no BEFORE UPDATE ON jobvisor.jobs FOR EACH ROW
+                 WHEN (old.id = {refused} AND old.state = 'running') EXECUTE FUNCTION no()"
+        ));
+    } else {
+        in_sqlite(
+            &world,
+            &format!(
+                "CREATE TRIGGER no BEFORE UPDATE ON jobs WHEN old.id = {refused} AND old.state = 'running' \
+                 BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
+            ),
+        );
+    }
     let supervisor = world.supervisor();
     until_started(&world, refused, 1);
     let other = world.enqueue("fault", &fault("exit", &["0"]));
     world.until_state(other, &["succeeded"], SOON);
     assert_eq!(world.state(refused), "running");
     assert!(supervisor.log().contains("refused by the test"), "{}", supervisor.log());
-    sql("DROP TRIGGER no");
+    if world.is_on_postgres() {
+        world.postgres().execute("DROP TRIGGER no ON jobvisor.jobs");
+    } else {
+        in_sqlite(&world, "DROP TRIGGER no");
+    }
     world.until_state(refused, &["succeeded"], SOON);
     assert!(supervisor.stop(SOON).success());
     assert_eq!(world.starts().iter().filter(|start| start.job == refused).count(), 1);
@@ -354,6 +371,9 @@ fn a_payload_of_any_allowed_size_arrives_and_a_larger_one_is_refused_with_the_li
 #[test]
 fn i4_a_database_has_one_supervisor_whatever_links_lead_to_it() {
     let world = World::new(Lane::Auto, KIND);
+    if !world.is_on_sqlite("i4_a_database_has_one_supervisor_whatever_links_lead_to_it") {
+        return;
+    }
     let id = world.enqueue("fault", &fault("exit-after", &["2000"]));
     std::os::unix::fs::symlink("jobs.db", world.path("link.db")).expect("a link");
     let supervisor = world.supervisor();

@@ -102,6 +102,9 @@ fn held(world: &World) -> (i64, support::world::Supervisor, Stranger) {
 #[test]
 fn h3_i10_an_outcome_is_held_while_the_database_is_away_and_recorded_once_when_it_is_back() {
     let world = World::new(Lane::Auto, KIND);
+    if !world.is_on_sqlite("h3_i10_an_outcome_is_held_while_the_database_is_away_and_recorded_once_when_it_is_back") {
+        return;
+    }
     let (id, supervisor, stranger) = held(&world);
     wait_until("the outage is told", LOCKED, || {
         let log = supervisor.log();
@@ -125,6 +128,9 @@ fn h3_i10_an_outcome_is_held_while_the_database_is_away_and_recorded_once_when_i
 #[test]
 fn i10_i9_an_outcome_that_was_held_survives_a_kill_of_the_supervisor() {
     let world = World::new(Lane::Auto, KIND);
+    if !world.is_on_sqlite("i10_i9_an_outcome_that_was_held_survives_a_kill_of_the_supervisor") {
+        return;
+    }
     let (id, supervisor, stranger) = held(&world);
     supervisor.kill();
     drop(stranger);
@@ -137,6 +143,10 @@ fn i10_i9_an_outcome_that_was_held_survives_a_kill_of_the_supervisor() {
 #[test]
 fn i10_a_stop_while_the_database_is_away_ends_in_bounded_time_and_says_where_the_outcomes_are() {
     let world = World::new(Lane::Auto, KIND);
+    if !world.is_on_sqlite("i10_a_stop_while_the_database_is_away_ends_in_bounded_time_and_says_where_the_outcomes_are")
+    {
+        return;
+    }
     let (id, mut supervisor, stranger) = held(&world);
     supervisor.signal(Signal::SIGTERM);
     let status = supervisor.wait(LOCKED);
@@ -153,6 +163,9 @@ fn i10_a_stop_while_the_database_is_away_ends_in_bounded_time_and_says_where_the
 #[test]
 fn a_database_that_is_away_at_start_is_waited_for_and_the_wait_can_be_stopped() {
     let world = World::new(Lane::Auto, KIND);
+    if !world.is_on_sqlite("a_database_that_is_away_at_start_is_waited_for_and_the_wait_can_be_stopped") {
+        return;
+    }
     let id = world.enqueue("fault", &fault("exit", &["0"]));
     let stranger = Stranger::locks(&world);
     let waits = |supervisor: &support::world::Supervisor| {

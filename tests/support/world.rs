@@ -202,6 +202,21 @@ impl World {
         self.url.is_some()
     }
 
+    /// Whether it is on a SQLite file; if not, prints why the test is skipped.
+    #[must_use]
+    pub fn is_on_sqlite(&self, test: &str) -> bool {
+        if self.is_on_postgres() {
+            crate::skip(test, "it is about a SQLite file");
+        }
+        !self.is_on_postgres()
+    }
+
+    /// The URL of its database.
+    #[must_use]
+    pub fn database_url(&self) -> String {
+        self.url.clone().unwrap_or_else(|| format!("sqlite://{}", self.path("jobs.db").display()))
+    }
+
     /// The Postgres database that it made.
     ///
     /// # Panics

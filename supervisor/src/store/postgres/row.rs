@@ -72,9 +72,12 @@ pub(super) fn time_or_none(row: &PgRow, column: &str) -> Result<Option<Timestamp
     Ok(get::<Option<jiff_sqlx::Timestamp>>(row, column)?.map(jiff_sqlx::Timestamp::to_jiff))
 }
 
-/// A time as the driver takes it.
+/// The earliest time that the server knows is some days before this, in seconds: in November of 4714 BC.
+const EARLIEST: i64 = -210_866_000_000;
+
+/// A time as the driver takes it; what lies before all that the server knows is that.
 pub(super) fn sql_time(time: Timestamp) -> jiff_sqlx::Timestamp {
-    time.to_sqlx()
+    Timestamp::from_second(EARLIEST).map_or(time, |earliest| time.max(earliest)).to_sqlx()
 }
 
 /// A column, read as text, that holds JSON of a type of ours.
