@@ -178,11 +178,8 @@ pub fn decide(verdict: &Verdict, budget: &Budget, policy: &Policy, random: f64, 
             kept(Next::PutBack(policy.backoff.delay(budget.charged, random)))
         }
     };
-    let class = match class(cause) {
-        Class::Interruption if cause == Cause::Fenced && verdict.flags.contains(&Flag::AtStart) => Class::NotStarted,
-        class => class,
-    };
-    match class {
+    let not_started = cause == Cause::Fenced && verdict.flags.contains(&Flag::AtStart);
+    match if not_started { Class::NotStarted } else { class(cause) } {
         Class::Own => charged(),
         Class::Final => kept(Next::Dead),
         Class::Interruption if budget.interruptions < budget.max_interruptions => {

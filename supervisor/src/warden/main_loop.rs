@@ -1,10 +1,11 @@
-//! The warden's one loop: sources in, events to attempts, frames out.
+//! The warden's one loop: sources in, events to attempts, frames out ([`speech`]).
+
+mod speech;
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::fd::BorrowedFd;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,12 +18,13 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::time::TimeSpec;
 
+use speech::Outgoing;
+
 use super::EndFile;
 use super::WardenSetup;
 use super::attempt::Attempt;
 use super::attempt::Phase;
 use super::attempt::now;
-use super::ends;
 use super::ground::Ground;
 use super::message::Down;
 use super::message::Key;
@@ -30,9 +32,6 @@ use super::message::Up;
 use super::start;
 use super::trust::Trust;
 use crate::domain::clock::BootInstant;
-use crate::domain::evidence::IntentReason;
-use crate::domain::evidence::ProcessEvidence;
-use crate::domain::ids::Fence;
 use crate::kernel::process;
 use crate::kernel::reap;
 use crate::kernel::socket;
@@ -45,18 +44,6 @@ const LATE_FRAMES: usize = 256;
 
 /// Orphans reaped in one round: without a bound a storm of them would keep the loop from everything else.
 const ORPHANS: usize = 64;
-
-/// Evidence longer than this travels in a memory file.
-const INLINE: usize = 32 * 1024;
-
-/// Pause before a send is tried again that was refused for another reason than a full socket.
-const RESEND: Duration = Duration::from_millis(5);
-
-/// How long the warden may live after its supervisor.
-const AFTERLIFE: Duration = Duration::from_secs(30);
-
-/// Ends that are written again when the supervisor goes, because it may have taken them to its grave: age and number.
-const RECENT: (Duration, usize) = (Duration::from_secs(30), 64);
 
 /// The whole program of the hidden command `jobvisor warden`: descriptor 3 is the socket, 4 the setup.
 #[must_use]
@@ -71,15 +58,6 @@ pub fn run() -> ExitCode {
             ExitCode::from(2)
         }
     }
-}
-
-/// A frame that waits for room in the socket.
-#[derive(Debug)]
-struct Outgoing {
-    frame: Vec<u8>,
-    descriptor: Option<OwnedFd>,
-    /// Set for an `Ended`: what to write if it can no longer be sent.
-    end: Option<Box<EndFile>>,
 }
 
 #[derive(Debug)]
@@ -153,8 +131,12 @@ impl Warden {
             if ready.timer {
                 self.trust.hush();
             }
-            // Not only when the poll saw it: a renewal may have come since.
-            if ready.socket || (self.gone_by.is_none() && self.trust.is_past()) {
+            // The clock is believed only after a look into the socket that came later: a renewal may lie in it.
+            let was_past = self.trust.is_past();
+            if ready.socket || was_past {
+                self.read_socket();
+            }
+            if !was_past && self.trust.is_past() {
                 self.read_socket();
             }
             self.keep_trust();
@@ -235,6 +217,9 @@ impl Warden {
     }
 
     fn read_socket(&mut self) {
+        if self.gone_by.is_some() {
+            return;
+        }
         let (frames, open) = self.take_frames();
         // A start is not refused when the renewal that allows it is read already, and only its turn has not come.
         let renewed = frames.iter().rev().find_map(|(frame, _)| match frame {
@@ -328,14 +313,6 @@ impl Warden {
         }
     }
 
-    /// Sends what may be lost: now, or not at all.
-    fn offer(&self, frame: &Up) {
-        if self.outbox.is_empty() && self.gone_by.is_none() {
-            let frame = wincode::serialize(frame).unwrap_or_default();
-            socket::send(self.socket.as_fd(), &frame, &[]).unwrap_or_default();
-        }
-    }
-
     /// Takes away dead children that are nobody's main process. Stops at one that is: its own turn comes next round.
     fn reap_orphans(&mut self) {
         self.reap = false;
@@ -350,79 +327,6 @@ impl Warden {
             reap::reap_pid(pid).map(drop).unwrap_or_default();
         }
         self.reap = true;
-    }
-
-    /// The supervisor is gone: everything dies at once.
-    fn be_alone(&mut self) {
-        if self.gone_by.is_some() {
-            return;
-        }
-        self.gone_by = now().checked_add(AFTERLIFE);
-        for key in self.attempts.keys().copied().collect::<Vec<_>>() {
-            self.visit(key, |attempt, ground| attempt.stop(ground, IntentReason::SupervisorGone, 0));
-        }
-        let fresh = |at: &Instant| at.elapsed() < RECENT.0;
-        let recent = std::mem::take(&mut self.recent).into_iter().filter(|(at, _)| fresh(at)).map(|(_, end)| end);
-        let waiting = std::mem::take(&mut self.outbox).into_iter().filter_map(|outgoing| outgoing.end);
-        for end in waiting.chain(recent) {
-            self.write_end(&end);
-        }
-    }
-
-    fn write_end(&self, end: &EndFile) {
-        // A full disk: the rescuer then says what it can without us.
-        ends::write(&self.ground.state_dir, end).unwrap_or_default();
-    }
-
-    /// The last word about an attempt: to the supervisor, or to the disk.
-    fn end(&mut self, key: Key, fence: Option<Fence>, evidence: ProcessEvidence) {
-        let end = fence.map(|fence| Box::new(EndFile { fence, process: evidence.clone() }));
-        if self.gone_by.is_some() {
-            return end.iter().for_each(|end| self.write_end(end));
-        }
-        // Serialising plain data does not fail.
-        let json = serde_json::to_vec(&evidence).unwrap_or_default();
-        let file = if json.len() > INLINE { socket::sealed(&json).ok() } else { None };
-        let in_file = file.is_some();
-        let evidence = if in_file { Vec::new() } else { json };
-        self.post(&Up::Ended { key, evidence, in_file }, file, end);
-    }
-
-    fn post(&mut self, frame: &Up, descriptor: Option<OwnedFd>, end: Option<Box<EndFile>>) {
-        // Serialising into memory does not fail.
-        let frame = wincode::serialize(frame).unwrap_or_default();
-        self.outbox.push_back(Outgoing { frame, descriptor, end });
-    }
-
-    /// Sends what the socket takes.
-    fn flush(&mut self) {
-        if self.gone_by.is_some() || self.resend.is_some_and(|at| at > now()) {
-            return;
-        }
-        self.resend = None;
-        while let Some(outgoing) = self.outbox.front() {
-            let descriptors: Vec<BorrowedFd<'_>> = outgoing.descriptor.iter().map(AsFd::as_fd).collect();
-            match socket::send(self.socket.as_fd(), &outgoing.frame, &descriptors) {
-                Ok(()) => self.sent(),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
-                    return self.be_alone();
-                }
-                // Too many descriptors on their way, no memory for the frame: passes.
-                Err(_) => {
-                    self.resend = now().checked_add(RESEND);
-                    return;
-                }
-            }
-        }
-    }
-
-    fn sent(&mut self) {
-        let Some(end) = self.outbox.pop_front().and_then(|outgoing| outgoing.end) else { return };
-        self.recent.push_back((now(), end));
-        if self.recent.len() > RECENT.1 {
-            self.recent.pop_front();
-        }
     }
 }
 

@@ -115,7 +115,10 @@ impl Trust {
     }
 
     fn step(&mut self, attempts: &mut BTreeMap<Key, Attempt>, ground: &mut Ground, now: Instant) {
-        let leaves = attempts.values_mut().map(Attempt::frost_step).fold(true, |all, reached| all && reached);
+        let mut leaves = true;
+        for attempt in attempts.values_mut() {
+            leaves &= attempt.frost_step();
+        }
         let trees = ground.forest.is_empty() || if self.frozen { ground.forest.halt() } else { ground.forest.resume() };
         let pause = match (leaves && trees, self.frozen && !ground.forest.is_empty()) {
             (true, false) => None,

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::evidence::{ExitMeaning, IntentReason, Leftover, WatchdogStrike};
+use super::super::evidence::{ExitMeaning, IntentReason, Leftover, Stage, WatchdogStrike};
 use super::super::job::Budget;
 use super::super::verdict::judge;
 use super::super::verdict::tests::{
@@ -57,7 +57,13 @@ fn of_ourselves() -> Vec<(&'static str, Evidence)> {
         ("drained, inferred", stopped_at(v2(Signaled(15)), STOP - 1)),
         ("fenced", v2(kill).intent(IntentReason::Fenced, &[9])),
         ("fenced after a freeze", v2(kill).intent(IntentReason::Fenced, &[9]).with(|p| p.frozen_s = 4.2)),
-        ("refused past the trust deadline", v2(kill).with(|p| p.start_failure = start_failure("trust"))),
+        (
+            "refused past the trust deadline",
+            v2(kill).with(|p| {
+                p.start_failure = start_failure("trust");
+                (p.exit, p.stage) = (None, Stage::NotForked);
+            }),
+        ),
         ("output limit", v2(kill).intent(IntentReason::OutputLimit, &[9])),
         (
             "protocol",
