@@ -42,10 +42,10 @@ BEGIN
     END;
 END $$;
 
--- Adds one job, or answers the unfinished one that holds its key. The index decides who is first: a look before spares the
--- holder's latecomers a number, no more.
+-- Adds one job, under `new_id` unless that is null, or answers the unfinished one that holds its key. The index decides who is
+-- first: a look before spares latecomers a number, no more.
 CREATE FUNCTION jobvisor.add_job(
-    kind text, payload json, priority integer, run_at timestamptz, tenant text, unique_key text, after bigint[],
+    new_id bigint, kind text, payload json, priority integer, run_at timestamptz, tenant text, unique_key text, after bigint[],
     schedule text, own_max_attempts integer, own_memory bigint, max_attempts integer, max_interruptions integer,
     memory bigint, backoff json, OUT id bigint, OUT added boolean
 ) LANGUAGE plpgsql VOLATILE AS $$
@@ -63,9 +63,9 @@ BEGIN
             END IF;
         END IF;
         SELECT * INTO first FROM jobvisor.first_state(add_job.after, add_job.run_at);
-        INSERT INTO jobvisor.jobs AS j (kind, state, waits_for, priority, tenant, payload, unique_key, schedule,
+        INSERT INTO jobvisor.jobs AS j (id, kind, state, waits_for, priority, tenant, payload, unique_key, schedule,
             own_max_attempts, own_memory, max_attempts, max_interruptions, memory, backoff, run_at, finished_at, cancel_by)
-        VALUES (add_job.kind, first.state, first.waits_for, add_job.priority, add_job.tenant, add_job.payload,
+        VALUES (coalesce(add_job.new_id, pg_catalog.nextval('jobvisor.jobs_id_seq')), add_job.kind, first.state, first.waits_for, add_job.priority, add_job.tenant, add_job.payload,
             add_job.unique_key, add_job.schedule, add_job.own_max_attempts, add_job.own_memory,
             coalesce(add_job.own_max_attempts, add_job.max_attempts, 3), coalesce(add_job.max_interruptions, 5),
             coalesce(add_job.own_memory, add_job.memory), add_job.backoff, coalesce(add_job.run_at, pg_catalog.now()),
@@ -86,19 +86,23 @@ BEGIN
     END IF;
 END $$;
 
--- Cancels what waits for `parent`, which has ended without success, and what waits for that in turn.
+-- Cancels what waits for `parent`, which has ended without success, and what waits for that in turn. Always by key, from parent to
+-- child: planned while there is nothing, it would otherwise walk all that waits when there is much.
 CREATE FUNCTION jobvisor.cancel_after(parent bigint) RETURNS void LANGUAGE sql VOLATILE AS $$
     WITH RECURSIVE lost (id) AS (
-        SELECT j.id FROM jobvisor.dependencies d JOIN jobvisor.jobs j ON j.id = d.job
+        SELECT j.id FROM jobvisor.dependencies d
+            CROSS JOIN LATERAL (SELECT c.id, c.state FROM jobvisor.jobs c WHERE c.id = d.job OFFSET 0) j
         WHERE d.parent = cancel_after.parent AND j.state = 'waiting'
         UNION
-        SELECT j.id FROM lost JOIN jobvisor.dependencies d ON d.parent = lost.id JOIN jobvisor.jobs j ON j.id = d.job
+        SELECT j.id FROM lost
+            CROSS JOIN LATERAL (SELECT e.job FROM jobvisor.dependencies e WHERE e.parent = lost.id OFFSET 0) d
+            CROSS JOIN LATERAL (SELECT c.id, c.state FROM jobvisor.jobs c WHERE c.id = d.job OFFSET 0) j
         WHERE j.state = 'waiting'),
     locked AS MATERIALIZED (
-        SELECT j.id FROM jobvisor.jobs j WHERE j.id IN (SELECT lost.id FROM lost) ORDER BY j.id FOR UPDATE)
+        SELECT j.id FROM jobvisor.jobs j WHERE j.id = ANY (ARRAY(SELECT lost.id FROM lost)) ORDER BY j.id FOR UPDATE)
     UPDATE jobvisor.jobs j
     SET state = 'cancelled', finished_at = pg_catalog.now(), cancel_by = 'a job that it came after'
-    FROM locked WHERE j.id = locked.id AND j.state = 'waiting'
+    WHERE j.id = ANY (ARRAY(SELECT locked.id FROM locked)) AND pg_catalog.starts_with(j.state, 'waiting')
 $$;
 
 -- Asks for cancellation, as `by`. Answers for each id, in order: `done`; `requested` (it runs: its supervisor ends it, within a
@@ -177,7 +181,8 @@ BEGIN
             END;
             IF acted = 'done' AND had = 'succeeded' THEN
                 UPDATE jobvisor.jobs j SET waits_for = j.waits_for + 1
-                FROM jobvisor.dependencies d WHERE d.parent = retry_many.job AND j.id = d.job AND j.state = 'waiting';
+                WHERE j.id = ANY (ARRAY(SELECT d.job FROM jobvisor.dependencies d WHERE d.parent = retry_many.job))
+                    AND starts_with(j.state, 'waiting');
             END IF;
         END IF;
         RETURN NEXT;
@@ -227,7 +232,7 @@ BEGIN
         RAISE EXCEPTION 'jobvisor.enqueue: payload must not be null' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'The JSON value null is ''null''::jsonb.';
     END IF;
-    SELECT * INTO new FROM jobvisor.add_job(enqueue.kind, enqueue.payload::text::json, enqueue.priority, enqueue.run_at,
+    SELECT * INTO new FROM jobvisor.add_job(NULL, enqueue.kind, enqueue.payload::text::json, enqueue.priority, enqueue.run_at,
         enqueue.tenant, enqueue.unique_key, enqueue.after, NULL, enqueue.max_attempts, enqueue.memory, NULL, NULL, NULL, NULL);
     IF new.added THEN
         PERFORM jobvisor.wake();
@@ -310,6 +315,7 @@ BEGIN
                 GRANT SELECT ON ALL TABLES IN SCHEMA jobvisor TO jobvisor_supervisor;
                 GRANT INSERT, UPDATE, DELETE ON jobvisor.jobs, jobvisor.attempts, jobvisor.dependencies, jobvisor.schedules,
                     jobvisor.supervisors, jobvisor.kinds TO jobvisor_supervisor;
+                GRANT USAGE ON SEQUENCE jobvisor.jobs_id_seq TO jobvisor_supervisor;
                 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA jobvisor TO jobvisor_supervisor;
         END CASE;
     END LOOP;

@@ -241,3 +241,77 @@ async fn i2_a_finish_whose_connection_dies_is_sent_again() {
     let budget = job(&*store, fences[1].job).await.budget;
     assert_eq!((budget.charged, budget.interruptions), (0, 1));
 }
+
+/// Rows of `jobs` that were read so far, by index and by scan.
+fn rows_read(fixture: &Postgres) -> u64 {
+    let read = "SELECT seq_tup_read + idx_tup_fetch + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes
+             WHERE relid = s.relid) FROM pg_stat_user_tables s WHERE relid = 'jobvisor.jobs'::regclass";
+    fixture.database.psql(read).parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_finish_reads_no_more_rows_than_it_changes_whatever_runs_and_waits() {
+    for statistics in ["", "ANALYZE"] {
+        reads_no_more_than_it_changes(statistics).await;
+    }
+}
+
+async fn reads_no_more_than_it_changes(statistics: &str) {
+    let fixture = Postgres::new().await;
+    let store = fixture.store();
+    // The statement is planned while there is next to nothing, and stays so.
+    fixture.database.execute(
+        "ALTER TABLE jobvisor.jobs SET (autovacuum_enabled = off);
+         ALTER TABLE jobvisor.dependencies SET (autovacuum_enabled = off)",
+    );
+    fixture.database.execute(
+        "INSERT INTO jobvisor.jobs (kind, state, payload, finished_at) SELECT 'k', 'succeeded', '1', now()
+             FROM generate_series(1, 300)",
+    );
+    fixture.database.execute(statistics);
+    for _ in 0..6 {
+        let fence = run_many(store, 1).await[0];
+        let child = after(store, &[fence]).await;
+        finish(store, failure(fence, Cause::Crash, Next::Dead)).await;
+        assert_eq!(state(store, child).await, JobState::Cancelled);
+    }
+    let fences = run_many(store, 200).await;
+    let released = after(store, &fences[..1]).await;
+    let child = after(store, &fences[199..]).await;
+    let grandchild = add(store, NewJob { after: vec![child], ..new_job("k") }).await;
+    fixture.database.execute(
+        "INSERT INTO jobvisor.jobs (kind, state, payload, waits_for) SELECT 'k', 'waiting', '1', 1 FROM generate_series(1, 30000);
+         INSERT INTO jobvisor.jobs (kind, state, payload, term, claim_seq, claimed_at, attempt, charged)
+             SELECT 'k', 'running', '1', (SELECT term FROM jobvisor.jobs WHERE state = 'running' LIMIT 1), 1, now(), 1, 1
+             FROM generate_series(1, 30000)",
+    );
+    let settled = |from: u64| {
+        // Sessions tell what they read when they end a transaction, once a second, or after ten seconds of idleness.
+        let mut last = u64::MAX;
+        ::support::wait_until("statistics", Duration::from_secs(40), || {
+            std::thread::sleep(Duration::from_millis(1200));
+            let now = rows_read(&fixture);
+            let before = std::mem::replace(&mut last, now);
+            if now == before && now > from { Ok(now) } else { Err(format!("{before} became {now}")) }
+        })
+    };
+    let before = settled(0);
+    let (good, bad) = fences.split_at(100);
+    let bad = bad.iter().map(|fence| failure(*fence, Cause::Crash, Next::Dead));
+    let outcomes: Vec<Finish> = good.iter().map(|fence| success(*fence)).chain(bad).collect();
+    assert_eq!(store.finish(&outcomes).await.unwrap()[100..], [Finished::Recorded(JobState::Dead); 100]);
+    let read = settled(before) - before;
+    assert!((200..2_000).contains(&read), "{read} rows were read {statistics}");
+    for (id, expected) in
+        [(released, JobState::Queued), (child, JobState::Cancelled), (grandchild, JobState::Cancelled)]
+    {
+        assert_eq!(state(store, id).await, expected);
+    }
+    // A person's cancel goes the same way.
+    let parent = add(store, new_job("k")).await;
+    add(store, NewJob { after: vec![parent], ..new_job("k") }).await;
+    let before = settled(0);
+    store.cancel(&[parent], "me").await.unwrap();
+    let read = settled(before) - before;
+    assert!((2..100).contains(&read), "{read} rows were read {statistics}");
+}

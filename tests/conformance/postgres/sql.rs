@@ -372,7 +372,7 @@ async fn roles_may_do_what_they_are_named_for_and_nothing_else() {
         ("pause", "INSERT INTO jobvisor.kinds (name, paused_by) VALUES ('k', 'me') ON CONFLICT DO NOTHING"),
         ("resume", "DELETE FROM jobvisor.kinds"),
         ("read", "SELECT count(*) FROM jobvisor.jobs, jobvisor.attempts, jobvisor.supervisors, jobvisor.kinds"),
-        ("add_job", "SELECT jobvisor.add_job('k', '1', 0, NULL, '', NULL, '{}', NULL, 1, 1, 1, 1, 1, NULL)"),
+        ("add_job", "SELECT jobvisor.add_job(NULL, 'k', '1', 0, NULL, '', NULL, '{}', NULL, 1, 1, 1, 1, 1, NULL)"),
         ("insert", "INSERT INTO jobvisor.jobs (kind, state, payload) VALUES ('k', 'queued', '1')"),
         ("update", "UPDATE jobvisor.jobs SET priority = 1"),
         ("delete", "DELETE FROM jobvisor.jobs WHERE id = 3"),
@@ -456,4 +456,22 @@ async fn a_user_who_may_not_make_roles_gets_the_schema_without_them() {
     let roles: i64 = sqlx::query_scalar(AssertSqlSafe(roles)).fetch_one(&mut conn).await.unwrap();
     assert_eq!(roles, 0);
     store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_that_take_the_same_keys_in_opposite_order_all_succeed() {
+    let fixture = Postgres::new().await;
+    let batch: Vec<NewJob> = (0..40).map(|n| NewJob { unique_key: Some(format!("key {n}")), ..new_job("k") }).collect();
+    let mut senders = Vec::new();
+    for n in 0..4 {
+        let (store, mut batch) = (fixture.another().await, batch.clone());
+        if n % 2 == 1 {
+            batch.reverse();
+        }
+        senders.push(tokio::spawn(async move { store.enqueue(&batch).await.unwrap().len() }));
+    }
+    for sender in senders {
+        assert_eq!(sender.await.unwrap(), 40);
+    }
+    assert_eq!(fixture.store().list(&Filter::default()).await.unwrap().len(), 40);
 }

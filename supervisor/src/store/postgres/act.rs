@@ -1,9 +1,9 @@
 //! What people do to jobs: cancel and retry, by the functions that are there for everyone.
 
-use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::postgres::PgRow;
 
 use super::PostgresStore;
-use super::conn::Work;
+use super::deadlock::resolved;
 use super::row::{attempt, get, id, id_list, state};
 use crate::domain::ids::{JobId, Term};
 use crate::store::error::StoreError;
@@ -18,38 +18,29 @@ pub(super) async fn cancel(
     ids: Vec<JobId>,
     by: &str,
 ) -> Result<Vec<(JobId, Acted)>, StoreError> {
-    let by = text(by);
-    act(store, CANCEL, move |conn| {
-        Box::pin(async move {
-            sqlx::query("SELECT job AS id, acted, state FROM jobvisor.cancel_many($1::bigint[], $2)")
-                .bind(id_list(ids))
-                .bind(by)
-                .fetch_all(conn)
-                .await
-                .map_err(|e| StoreError::sort(CANCEL, e))
+    let (ids, by) = (id_list(ids), text(by));
+    let rows = resolved(|| {
+        let (ids, by) = (ids.clone(), by.clone());
+        store.conns.run(CANCEL, move |conn| {
+            let query = sqlx::query("SELECT job AS id, acted, state FROM jobvisor.cancel_many($1::bigint[], $2)");
+            Box::pin(
+                async move { query.bind(ids).bind(by).fetch_all(conn).await.map_err(|e| StoreError::sort(CANCEL, e)) },
+            )
         })
-    })
-    .await
+    });
+    rows.await?.iter().map(acted).collect()
 }
 
 pub(super) async fn retry(store: &PostgresStore, ids: Vec<JobId>) -> Result<Vec<(JobId, Acted)>, StoreError> {
-    act(store, RETRY, move |conn| {
-        Box::pin(async move {
-            sqlx::query("SELECT job AS id, acted, state FROM jobvisor.retry_many($1::bigint[])")
-                .bind(id_list(ids))
-                .fetch_all(conn)
-                .await
-                .map_err(|e| StoreError::sort(RETRY, e))
+    let ids = id_list(ids);
+    let rows = resolved(|| {
+        let ids = ids.clone();
+        store.conns.run(RETRY, move |conn| {
+            let query = sqlx::query("SELECT job AS id, acted, state FROM jobvisor.retry_many($1::bigint[])");
+            Box::pin(async move { query.bind(ids).fetch_all(conn).await.map_err(|e| StoreError::sort(RETRY, e)) })
         })
-    })
-    .await
-}
-
-async fn act<F>(store: &PostgresStore, step: &'static str, work: F) -> Result<Vec<(JobId, Acted)>, StoreError>
-where
-    F: for<'c> FnOnce(&'c mut PgConnection) -> Work<'c, Vec<PgRow>> + Send + 'static,
-{
-    store.conns.run(step, work).await?.iter().map(acted).collect()
+    });
+    rows.await?.iter().map(acted).collect()
 }
 
 fn acted(row: &PgRow) -> Result<(JobId, Acted), StoreError> {

@@ -4,12 +4,15 @@
 //! schedule or jobs before it sends its whole batch through `jobvisor.add_job`, row by row. Either ends with
 //! `jobvisor.wake()`, which must come after the rows: see there.
 
+use std::sync::Arc;
+
 use sqlx::Postgres;
 use sqlx::Row;
 use sqlx::postgres::{PgArguments, PgConnection, PgDatabaseError, PgRow};
 use sqlx::query::Query;
 
 use super::PostgresStore;
+use super::deadlock::resolved;
 use super::row::{cut_int, sql_time, to_json};
 use crate::domain::ids::JobId;
 use crate::store::error::StoreError;
@@ -44,13 +47,19 @@ const PLAIN: &str = concat!(
      SELECT array_agg(id ORDER BY id) AS ids, NULL::boolean[] AS added, jobvisor.wake() FROM new"
 );
 
+/// Numbers in the order of the jobs, keys taken in an order of their own: two batches with the same keys do not wait for each
+/// other, whatever the order of their jobs.
 const CAREFUL: &str = concat!(
-    "SELECT array_agg(a.id ORDER BY o.ord) AS ids, array_agg(a.added ORDER BY o.ord) AS added, jobvisor.wake()
-     FROM ",
+    "WITH o AS MATERIALIZED (
+         SELECT o.*, nextval('jobvisor.jobs_id_seq') AS new_id
+         FROM ",
     arrays!(),
     ", $12::text[], $13::text[], $14::text[]) WITH ORDINALITY AS o (kind, payload, priority, run_at, tenant,
-             own_max_attempts, own_memory, max_attempts, max_interruptions, memory, backoff, unique_key, after, schedule, ord)
-         CROSS JOIN LATERAL jobvisor.add_job(o.kind, o.payload::json, o.priority, o.run_at, o.tenant, o.unique_key,
+             own_max_attempts, own_memory, max_attempts, max_interruptions, memory, backoff, unique_key, after, schedule, ord)),
+     sorted AS MATERIALIZED (SELECT * FROM o ORDER BY kind, unique_key, ord)
+     SELECT array_agg(a.id ORDER BY o.ord) AS ids, array_agg(a.added ORDER BY o.ord) AS added, jobvisor.wake()
+     FROM sorted o
+         CROSS JOIN LATERAL jobvisor.add_job(o.new_id, o.kind, o.payload::json, o.priority, o.run_at, o.tenant, o.unique_key,
              o.after::bigint[], o.schedule, o.own_max_attempts, o.own_memory, o.max_attempts, o.max_interruptions, o.memory,
              o.backoff::json) a"
 );
@@ -59,7 +68,12 @@ pub(super) async fn enqueue(store: &PostgresStore, jobs: Vec<NewJob>) -> Result<
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
-    store.conns.run(STEP, move |conn| Box::pin(async move { add(conn, &jobs).await })).await
+    let jobs: Arc<[NewJob]> = Arc::from(jobs);
+    resolved(|| {
+        let jobs = Arc::clone(&jobs);
+        store.conns.run(STEP, move |conn| Box::pin(async move { add(conn, &jobs).await }))
+    })
+    .await
 }
 
 async fn add(conn: &mut PgConnection, jobs: &[NewJob]) -> Result<Vec<Enqueued>, StoreError> {

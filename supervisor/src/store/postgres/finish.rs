@@ -6,6 +6,8 @@
 //!
 //! - The fence alone finds a row. To ask for `state = 'running'` as well, which `term = …` implies, makes the planner walk
 //!   the index of what runs: measured 40 times the time.
+//! - `LIMIT $21` cuts nothing: it makes the planner expect one row of the batch, so that it looks each up by its key. Expecting
+//!   ten it walks the whole table instead if that was small when it planned, and goes on so when it no longer is.
 //! - Rows are changed in the order of ids, here and wherever several are: else two batches may wait for each other.
 //! - What is queued or scheduled anew is told to sleepers (`jobvisor.wake`), after it was written.
 
@@ -17,6 +19,7 @@ use sqlx::Row;
 use sqlx::postgres::{PgArguments, PgConnection, PgRow};
 use sqlx::query::Query;
 
+use super::deadlock::resolved;
 use super::depend::children;
 use super::row::{cut, cut_int, sql_time};
 use super::{PostgresStore, late};
@@ -43,11 +46,12 @@ const RECORD: &str = concat!(
                  ELSE now() + o.wait * interval '1 microsecond' END,
              finished_at = CASE WHEN o.wait IS NULL OR j.cancel_requested THEN now() END,
              peak = CASE WHEN o.peak IS NULL THEN j.peak ELSE greatest(j.peak, o.peak) END
-         FROM unnest($1::bigint[], $2::int[], $3::uuid[], $4::text[], $5::text[], $6::bigint[], $7::bool[], $8::bool[],
+         FROM (SELECT * FROM unnest($1::bigint[], $2::int[], $3::uuid[], $4::text[], $5::text[], $6::bigint[], $7::bool[], $8::bool[],
              $9::text[], $10::text[], $11::bigint[], $12::text[], $13::timestamptz[], $14::timestamptz[], $15::text[],
              $16::text[], $17::text[], $18::text[], $19::text[], $20::text[]) WITH ORDINALITY
              AS o (id, attempt, term, state, outcome, wait, refund, interruption, result, cause, peak, verdict, started_at,
              ended_at, supervisor, host, message, trace, output_tail, evidence, ord)
+             LIMIT $21) o
          WHERE j.id = o.id AND j.attempt = o.attempt AND j.term = o.term
          RETURNING o.ord, j.id, j.state, j.claimed_at, o.attempt, o.term, o.outcome, o.refund, o.verdict, o.started_at,
              o.ended_at, o.supervisor, o.host, o.message, o.trace, o.output_tail, o.evidence),
@@ -77,41 +81,52 @@ async fn record_range(
     range: Range<usize>,
     detail: Detail,
 ) -> Result<Vec<Finished>, StoreError> {
-    store
-        .conns
-        .finishes
-        .run(STEP, move |conn| {
+    let recorded = resolved(|| {
+        let (outcomes, range) = (Arc::clone(&outcomes), range.clone());
+        store.conns.finishes.run(STEP, move |conn| {
             Box::pin(async move { record(conn, outcomes.get(range).unwrap_or_default(), detail).await })
         })
-        .await
-}
-
-async fn record(conn: &mut PgConnection, outcomes: &[Finish], detail: Detail) -> Result<Vec<Finished>, StoreError> {
-    let mut order: Vec<usize> = (0..outcomes.len()).collect();
-    order.sort_by_key(|at| outcomes.get(*at).map(|outcome| outcome.fence.job));
-    let sorted: Vec<&Finish> = order.iter().filter_map(|at| outcomes.get(*at)).collect();
-    let row = bind(&sorted, detail)?.fetch_one(&mut *conn).await.map_err(|e| StoreError::sort(STEP, e))?;
-    let mut done = vec![None; outcomes.len()];
-    for (ord, state) in moved(&row)? {
-        if let Some(place) = order.get(ord).and_then(|at| done.get_mut(*at)) {
-            *place = Some(Finished::Recorded(state));
-        }
-    }
-    let mut answers = Vec::with_capacity(outcomes.len());
-    for (outcome, done) in outcomes.iter().zip(done) {
-        answers.push(match done {
-            Some(finished) => finished,
-            None => recall(conn, outcome).await?,
+    });
+    let mut answers = Vec::with_capacity(range.len());
+    for (at, recorded) in range.clone().zip(recorded.await?) {
+        answers.push(match recorded {
+            Some(state) => Finished::Recorded(state),
+            None => recall(store, Arc::clone(&outcomes), at).await?,
         });
     }
     Ok(answers)
 }
 
+/// Where the jobs of the batch went; `None`: the fence did not hold.
+async fn record(
+    conn: &mut PgConnection,
+    outcomes: &[Finish],
+    detail: Detail,
+) -> Result<Vec<Option<JobState>>, StoreError> {
+    let mut order: Vec<usize> = (0..outcomes.len()).collect();
+    order.sort_by_key(|at| outcomes.get(*at).map(|outcome| outcome.fence.job));
+    let sorted: Vec<&Finish> = order.iter().filter_map(|at| outcomes.get(*at)).collect();
+    let row = bind(&sorted, detail)?.fetch_one(conn).await.map_err(|e| StoreError::sort(STEP, e))?;
+    let mut done = vec![None; outcomes.len()];
+    for (ord, state) in moved(&row)? {
+        if let Some(place) = order.get(ord).and_then(|at| done.get_mut(*at)) {
+            *place = Some(state);
+        }
+    }
+    Ok(done)
+}
+
 /// The batch is recorded by now: what is refused here must not send it again in halves.
-async fn recall(conn: &mut PgConnection, outcome: &Finish) -> Result<Finished, StoreError> {
-    match late::recall(conn, outcome).await {
+async fn recall(store: &PostgresStore, outcomes: Arc<[Finish]>, at: usize) -> Result<Finished, StoreError> {
+    let recalled = store.conns.finishes.run(STEP, move |conn| {
+        Box::pin(async move {
+            let Some(outcome) = outcomes.get(at) else { return Ok(Finished::Stale) };
+            late::recall(conn, outcome).await
+        })
+    });
+    match recalled.await {
         Err(error) if !error.is_unavailable() => {
-            tracing::warn!(%error, fence = %outcome.fence, "an outcome that came too late could not be kept");
+            tracing::warn!(%error, "an outcome that came too late could not be kept");
             Ok(Finished::Stale)
         }
         done => done,
@@ -149,7 +164,7 @@ fn bind(outcomes: &[&Finish], detail: Detail) -> Result<Query<'static, Postgres,
         .bind(results?)
         .bind(column.of(cause))
         .bind(column.of(peak));
-    Ok(bind_stories(query, stories?))
+    Ok(bind_stories(query, stories?).bind(i64::MAX))
 }
 
 /// One column of a batch.

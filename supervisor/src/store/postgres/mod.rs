@@ -17,6 +17,7 @@
 mod act;
 mod claim;
 mod conn;
+mod deadlock;
 mod depend;
 mod doctor;
 mod enqueue;
