@@ -14,7 +14,6 @@ use crate::cli::failure::Failure;
 use crate::cli::out;
 use crate::config::KindConfig;
 use crate::config::LEAST_MEMORY;
-use crate::domain::clock;
 use crate::domain::ids::JobId;
 use crate::domain::units::Bytes;
 use crate::domain::units::parse_duration;
@@ -80,12 +79,11 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
             "--memory cannot be {memory}\nhint: at least {LEAST_MEMORY}: with less a process stalls without end instead of dying"
         )));
     }
-    let run_at = args.at.map_or_else(|| args.delay.map(from_now).transpose(), |at| Ok(Some(at)))?;
-    let job = NewJob {
+    let mut job = NewJob {
         kind: args.kind.clone(),
         payload,
         priority: args.priority,
-        run_at,
+        run_at: args.at,
         tenant: args.tenant.clone(),
         unique_key: args.unique.clone(),
         after: args.after.clone(),
@@ -96,6 +94,10 @@ pub(crate) fn run(global: &Global, args: &Args) -> Result<ExitCode, Failure> {
     };
     block_on(async {
         let store = place.open(OpenMode::Create).await?;
+        if let Some(delay) = args.delay {
+            // The database's clock decides what is due, not this host's (I6).
+            job.run_at = Some(later(store.now().await?, delay)?);
+        }
         let mut left = usize::try_from(args.count).unwrap_or(usize::MAX);
         while left > 0 {
             let jobs = vec![job.clone(); left.min(at_once(&job))];
@@ -113,9 +115,9 @@ fn at_once(job: &NewJob) -> usize {
     (BATCH_BYTES / job.payload.len().max(1)).clamp(1, BATCH)
 }
 
-fn from_now(delay: Duration) -> Result<Timestamp, Failure> {
-    let at = clock::now().checked_add(delay);
-    at.map_err(|_| Failure::usage(format!("--in {} lies beyond the year 9999", show_duration(delay))))
+fn later(now: Timestamp, delay: Duration) -> Result<Timestamp, Failure> {
+    now.checked_add(delay)
+        .map_err(|_| Failure::usage(format!("--in {} lies beyond the year 9999", show_duration(delay))))
 }
 
 fn known_kind<'a>(config: &'a crate::config::Config, name: &str) -> Result<&'a KindConfig, Failure> {
