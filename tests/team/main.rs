@@ -24,7 +24,7 @@ const fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-/// Starts supervisors, and waits until each takes jobs.
+/// Starts supervisors, and waits until each takes jobs. Their worlds must live as long as they do: their folders go with them.
 fn start(worlds: &[&World]) -> Vec<Supervisor> {
     let started: Vec<Supervisor> = worlds.iter().map(|world| world.start(&["run"])).collect();
     started.iter().for_each(until_stands);

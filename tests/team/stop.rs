@@ -33,8 +33,10 @@ fn i9_i10_what_ends_while_the_database_is_away_is_kept_over_a_stop_and_recorded_
     supervisor.signal(Signal::SIGTERM);
     let status = supervisor.wait(SOON);
     let took = Duration::from_millis(now() - asked);
-    assert!(status.success(), "{status}: {}", supervisor.log());
-    assert!(took < seconds(15), "a stop without a database took {took:?}");
+    // It stops, and says that something is left to do.
+    assert_eq!(status.code(), Some(1), "{}", supervisor.log());
+    assert!(supervisor.log().contains("journal"), "{}", supervisor.log());
+    assert!(took < seconds(20), "a stop without a database took {took:?}");
     assert!(team.control.processes_of(drained).is_empty());
     cluster.resume();
     let successor = start(&[&a]).remove(0);
@@ -61,8 +63,9 @@ fn i9_i5_a_kept_outcome_that_comes_after_a_rescue_is_a_late_one() {
         if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
     });
     supervisor.signal(Signal::SIGTERM);
-    assert!(supervisor.wait(SOON).success(), "{}", supervisor.log());
-    let other = start(&[&team.world(&Setup::named("b"))]).remove(0);
+    assert_eq!(supervisor.wait(SOON).code(), Some(1), "{}", supervisor.log());
+    let b = team.world(&Setup::named("b"));
+    let other = start(&[&b]).remove(0);
     team.until_state(job, "succeeded", SOON);
     assert_eq!(team.outcomes(job), ["supervisor_lost", "succeeded"]);
     proxy.heal();

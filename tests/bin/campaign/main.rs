@@ -13,6 +13,7 @@ mod noop;
 mod records;
 mod report;
 mod steps;
+mod team;
 mod wake;
 
 use std::path::Path;
@@ -67,6 +68,7 @@ fn one(part: &str, scale: Scale, folder: &Path, report: &mut Report) {
         "rescue" => wake::rescue(scale, report),
         "kills" => kills::of_supervisor_and_warden(scale, report),
         "steps" => steps::each(scale, report),
+        "team" => team::rolling(scale, report),
         other => report.check("the part is known", false, other),
     }
 }
