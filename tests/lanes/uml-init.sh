@@ -33,6 +33,10 @@ mount_system() {
   mount -t tmpfs -o mode=1777,size=50% tmpfs /dev/shm
   mount -t tmpfs -o mode=755 tmpfs /run
   ip link set lo up 2>/dev/null
+  if [ -n "$net" ]; then
+    ip addr add "${net%.*}.2/30" dev vec0
+    ip link set vec0 up
+  fi
   stty -F /dev/ttyS0 raw -echo
   stty -F /dev/ttyS1 raw -echo
 }
