@@ -185,3 +185,82 @@ fn a_database_that_is_away_at_start_is_waited_for_and_the_wait_can_be_stopped() 
     assert_eq!(world.inspect(id)["charged"], json!(1));
     assert!(supervisor.stop(SOON).success());
 }
+
+/// A small file system of its own; unmounted when it is dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    /// `None`: this user may not mount one.
+    fn mount(path: PathBuf) -> Option<Self> {
+        fs::create_dir(&path).expect("a folder");
+        let options = ["-t", "tmpfs", "-o", "size=24m", "none"];
+        let done = Command::new("mount").args(options).arg(&path).stderr(Stdio::null()).status();
+        done.is_ok_and(|status| status.success()).then_some(Self(path))
+    }
+
+    /// Takes all the room that is left.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("filler")).expect("a file");
+        let full = loop {
+            if let Err(error) = std::io::Write::write_all(&mut file, &[0; 4096]) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    fn free(&self) {
+        fs::remove_file(self.0.join("filler")).expect("it is there");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        Command::new("umount").arg("-l").arg(&self.0).status().ok();
+    }
+}
+
+#[test]
+fn h3_on_a_full_disk_nothing_is_started_for_long_outcomes_are_kept_and_all_goes_on_when_there_is_room() {
+    // Results of 800 KB: a database that still has a page to spare for a claim has none for them.
+    let script = "while [ ! -e go ]; do sleep 0.02; done; head -c 800000 /dev/zero | tr '\\\\0' x";
+    let kind = KIND
+        .replace(
+            r#""{fault}", "{payload.mode}", "{payload.a}", "{payload.b}""#,
+            &format!("\"sh\", \"-c\", \"{script}\""),
+        )
+        .replace("sqlite://jobs.db", "sqlite://disk/jobs.db");
+    let world = World::new(Lane::Auto, &kind);
+    let Some(disk) = Disk::mount(world.path("disk")) else {
+        support::skip("h3_on_a_full_disk", "no file system can be mounted here");
+        return;
+    };
+    let ids: Vec<i64> = (0..6).map(|_| world.enqueue("fault", &json!({}))).collect();
+    let supervisor = world.supervisor();
+    let running = || ids.iter().filter(|id| world.state(**id) == "running").count();
+    wait_until("two run", SOON, || if running() == 2 { Ok(()) } else { Err(supervisor.log()) });
+    disk.fill();
+    fs::write(world.path("go"), "").expect("a file");
+    wait_until("the full disk is told", LOCKED, || {
+        let log = supervisor.log();
+        if log.contains("cannot record outcomes") && log.contains("full") { Ok(()) } else { Err(log) }
+    });
+    wait_until("outcomes are in the journal", SOON, || {
+        if journal(&world).len() >= 2 { Ok(()) } else { Err(supervisor.log()) }
+    });
+    wait_until("nothing is started any more", SOON, || {
+        supervisor.signal(Signal::SIGUSR1);
+        let log = supervisor.log();
+        if log.contains("(outcomes cannot be recorded): 0 running") { Ok(()) } else { Err(log) }
+    });
+    let started = supervisor.log().matches("starting job=").count();
+    disk.free();
+    for id in &ids {
+        world.until_state(*id, &["succeeded"], SOON);
+        assert_eq!(world.inspect(*id)["charged"], json!(1), "each ran once");
+    }
+    assert!(started < ids.len(), "{started} were started while nothing could be recorded");
+    assert!(supervisor.log().matches("cannot record outcomes").count() <= 3, "{}", supervisor.log());
+    assert!(supervisor.stop(SOON).success());
+    assert_eq!(journal(&world), Vec::<PathBuf>::new());
+}

@@ -21,6 +21,7 @@ mod idle;
 mod lease;
 mod sent;
 mod snapshot;
+mod stop;
 
 pub use idle::of_unpaused;
 pub use snapshot::HeldOutcome;
@@ -54,7 +55,6 @@ use crate::runtime::event::Over;
 use crate::runtime::record;
 use crate::runtime::record::Observer;
 use crate::runtime::spec::row_policy;
-use crate::store::CancelRequest;
 use crate::store::ClaimKind;
 use crate::store::ClaimRequest;
 use crate::store::Claimed;
@@ -295,18 +295,6 @@ impl Dispatcher {
         }
     }
 
-    /// While stopping: nothing is left that has to be waited for.
-    fn is_quiet(&mut self, now: Instant) -> bool {
-        if !self.attempts.is_empty() || self.claim_under_way.is_some() {
-            return false;
-        }
-        if self.unrecorded.is_empty() || self.phase == Phase::Killing {
-            return true;
-        }
-        let stopping = self.phase > Phase::Working || self.no_warden.is_some();
-        stopping && now >= *self.leave_by.get_or_insert(now + LAST_OUTCOMES)
-    }
-
     fn check_idle(&mut self, actions: &mut Vec<Action>) {
         let quiet = self.attempts.is_empty() && self.unrecorded.is_empty() && self.claim_under_way.is_none();
         if self.identity.until_idle && quiet && !self.idle_check_under_way {
@@ -431,36 +419,6 @@ impl Dispatcher {
         actions.push(Action::Record { key, finish: Box::new(finish) });
     }
 
-    fn cancel(&mut self, requests: &[CancelRequest], actions: &mut Vec<Action>) {
-        for request in requests {
-            let found = self.attempts.iter().find(|(_, attempt)| {
-                attempt.claimed.fence.job == request.job && attempt.claimed.fence.attempt == request.attempt
-            });
-            if let Some((&key, _)) = found {
-                self.stop(key, StopReason::Cancelled, None, actions);
-            }
-        }
-    }
-
-    /// Asks for an attempt's end, once for each reason that is stronger than the last.
-    fn stop(&mut self, key: Key, reason: StopReason, grace: Option<Duration>, actions: &mut Vec<Action>) {
-        let Some(attempt) = self.attempts.get_mut(&key) else { return };
-        if attempt.stop.is_some() && grace.is_none() {
-            return;
-        }
-        attempt.stop = attempt.stop.or(Some(reason));
-        actions.push(Action::Stop { key, reason, grace: grace.unwrap_or(attempt.kind.grace) });
-    }
-
-    fn stop_all(&mut self, grace: Option<Duration>, now: Instant, actions: &mut Vec<Action>) {
-        let longest = self.attempts.values().map(|attempt| grace.unwrap_or(attempt.kind.grace)).max();
-        self.last_word = longest.map(|grace| now + grace + LAST_WORD);
-        let keys: Vec<Key> = self.attempts.keys().copied().collect();
-        for key in keys {
-            self.stop(key, StopReason::Drained, grace, actions);
-        }
-    }
-
     /// Judges the ends that have waited long enough, or all.
     fn decide(&mut self, all: bool, now: Instant, actions: &mut Vec<Action>) {
         for (until, over) in std::mem::take(&mut self.undecided) {
@@ -470,42 +428,6 @@ impl Dispatcher {
                 self.undecided.push((until, over));
             }
         }
-    }
-
-    fn stop_signal(&mut self, at: Timestamp, now: Instant, actions: &mut Vec<Action>) {
-        match self.phase {
-            Phase::Working => {
-                self.phase = Phase::Draining;
-                self.own_stop = Some(at);
-                self.drain_until = Some(now + self.config.supervisor.drain);
-                actions.push(Action::Stopping);
-                self.decide(true, now, actions);
-            }
-            Phase::Draining => {
-                self.phase = Phase::Stopping;
-                self.stop_all(None, now, actions);
-            }
-            Phase::Stopping | Phase::Killing => {
-                self.phase = Phase::Killing;
-                self.stop_all(Some(Duration::ZERO), now, actions);
-            }
-        }
-    }
-
-    fn deadline(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        self.decide(false, now, actions);
-        if self.phase == Phase::Draining && self.drain_until.is_some_and(|until| now >= until) {
-            self.phase = Phase::Stopping;
-            self.stop_all(None, now, actions);
-        }
-        if self.last_word.is_some_and(|at| now >= at) {
-            self.last_word = None;
-            let stopping = self.phase > Phase::Working;
-            if self.attempts.values().any(|attempt| stopping || Some(attempt.claimed.fence.term) != self.term) {
-                actions.push(Action::KillWarden);
-            }
-        }
-        self.claim_again |= self.breakers.allow_trials(now);
     }
 }
 

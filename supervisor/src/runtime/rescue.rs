@@ -56,12 +56,13 @@ pub async fn rescuer(world: World, config: Arc<Config>, here: Here) {
     let mut observed = Observations::load(&config.supervisor.state_dir, &here.boot_id);
     loop {
         tokio::time::sleep(every.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
-        let shown = world.shown.borrow().clone();
-        world.grumble("rescuer", declare(world.store.as_ref(), &shown.living, &mut observed).await);
+        let living = world.shown.borrow().living.clone();
+        world.grumble("rescuer", declare(world.store.as_ref(), &living, &mut observed).await);
         if let Err(error) = observed.save() {
             tracing::debug!(%error, "what was seen of other supervisors is not kept for the next start");
         }
         // Between two terms of our own we hold no lease; others rescue meanwhile.
+        let shown = world.shown.borrow().clone();
         if shown.term.is_some() {
             let done = sweep(world.store.as_ref(), &config, &here, &shown.living).await;
             if world.grumble("rescuer", done).is_some_and(|ended| ended > 0) {

@@ -127,7 +127,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn now(&self) -> Result<Timestamp, StoreError>;
 }
 
-/// Renews the lease of a term. It is used by one caller at a time, on a thread that does nothing else (I13).
+/// Renews the lease of a term. It is used by one caller at a time, on a thread that does nothing else (I13). A call may be given
+/// up at any point (its future is dropped); the next one then starts on a connection that owes no answer.
 #[async_trait]
 pub trait Renewer: Send + std::fmt::Debug {
     /// Registers a new term, as [`Store::begin_term`] does.

@@ -25,6 +25,7 @@ use crate::domain::retry::Backoff;
 use crate::domain::retry::Next;
 use crate::domain::retry::OnOom;
 use crate::runtime::event::ChildOutput;
+use crate::store::CancelRequest;
 use crate::store::Count;
 use crate::store::Finish;
 use crate::store::Finished;
@@ -408,6 +409,7 @@ fn i4_a_warden_that_does_not_kill_what_a_lost_term_left_is_killed_itself() {
     let job = bench.job(2, "a");
     bench.handle(Event::Claimed { seq, jobs: Some(vec![job]) });
     assert_eq!(bench.dispatcher.running().len(), 1);
+    bench.stop_signal();
     bench.now = bench.dispatcher.next_deadline().expect("a last word");
     assert!(!bench.handle(Event::Deadline).iter().any(|action| matches!(action, Action::KillWarden)), "{keys:?}");
 }
