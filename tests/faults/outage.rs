@@ -16,8 +16,6 @@ use support::world::Lane;
 use support::world::SOON;
 use support::world::World;
 
-use crate::memory::fault;
-
 const KIND: &str = r#"
 [database]
 url = "sqlite://jobs.db"
@@ -27,7 +25,7 @@ drain = "300ms"
 poll = "200ms"
 
 [kind.fault]
-command = ["{fault}", "{payload.mode}", "{payload.a}", "{payload.b}"]
+command = ["sh", "-c", 'while [ ! -e go ]; do sleep 0.02; done; exec "$0" exit 0', "{fault}"]
 slots = 2
 memory = "64MiB"
 grace = "1s"
@@ -87,12 +85,18 @@ fn journal(world: &World) -> Vec<PathBuf> {
     found
 }
 
+/// Lets jobs end.
+fn go(world: &World) {
+    fs::write(world.path("go"), "").expect("a file");
+}
+
 /// A job that has ended while the database was locked, and whose outcome is in the journal.
 fn held(world: &World) -> (i64, support::world::Supervisor, Stranger) {
-    let id = world.enqueue("fault", &fault("exit-after", &["1000"]));
+    let id = world.enqueue("fault", &json!({}));
     let supervisor = world.supervisor();
-    wait_until("the job has started", SOON, || if world.starts().is_empty() { Err(supervisor.log()) } else { Ok(()) });
+    world.until_state(id, &["running"], SOON);
     let stranger = Stranger::locks(world);
+    go(world);
     wait_until("its outcome is in the journal", SOON, || {
         if journal(world).is_empty() { Err(supervisor.log()) } else { Ok(()) }
     });
@@ -117,7 +121,7 @@ fn h3_i10_an_outcome_is_held_while_the_database_is_away_and_recorded_once_when_i
         SOON,
         || if journal(&world).is_empty() { Ok(()) } else { Err(supervisor.log()) },
     );
-    let next = world.enqueue("fault", &fault("exit", &["0"]));
+    let next = world.enqueue("fault", &json!({}));
     world.until_state(next, &["succeeded"], LOCKED);
     let complaints = supervisor.log().lines().filter(|line| line.contains("cannot record outcomes")).count();
     assert!(complaints <= 6, "a line in ten seconds: {}", supervisor.log());
@@ -166,7 +170,8 @@ fn a_database_that_is_away_at_start_is_waited_for_and_the_wait_can_be_stopped() 
     if !world.is_on_sqlite("a_database_that_is_away_at_start_is_waited_for_and_the_wait_can_be_stopped") {
         return;
     }
-    let id = world.enqueue("fault", &fault("exit", &["0"]));
+    go(&world);
+    let id = world.enqueue("fault", &json!({}));
     let stranger = Stranger::locks(&world);
     let waits = |supervisor: &support::world::Supervisor| {
         wait_until("it waits", LOCKED, || {
@@ -224,11 +229,9 @@ impl Drop for Disk {
 fn h3_on_a_full_disk_nothing_is_started_for_long_outcomes_are_kept_and_all_goes_on_when_there_is_room() {
     // Results of 800 KB: a database that still has a page to spare for a claim has none for them.
     let script = "while [ ! -e go ]; do sleep 0.02; done; head -c 800000 /dev/zero | tr '\\\\0' x";
+    let command = KIND.lines().find(|line| line.starts_with("command")).expect("a command");
     let kind = KIND
-        .replace(
-            r#""{fault}", "{payload.mode}", "{payload.a}", "{payload.b}""#,
-            &format!("\"sh\", \"-c\", \"{script}\""),
-        )
+        .replace(command, &format!("command = [\"sh\", \"-c\", \"{script}\"]"))
         .replace("sqlite://jobs.db", "sqlite://disk/jobs.db");
     let world = World::new(Lane::Auto, &kind);
     let Some(disk) = Disk::mount(world.path("disk")) else {
@@ -240,7 +243,7 @@ fn h3_on_a_full_disk_nothing_is_started_for_long_outcomes_are_kept_and_all_goes_
     let running = || ids.iter().filter(|id| world.state(**id) == "running").count();
     wait_until("two run", SOON, || if running() == 2 { Ok(()) } else { Err(supervisor.log()) });
     disk.fill();
-    fs::write(world.path("go"), "").expect("a file");
+    go(&world);
     wait_until("the full disk is told", LOCKED, || {
         let log = supervisor.log();
         if log.contains("cannot record outcomes") && log.contains("full") { Ok(()) } else { Err(log) }
