@@ -120,6 +120,10 @@ impl<'f> Life<'f> {
             }
             Step::DeclareLost { sup, old_beat, gone } => self.declare_lost(*sup, *old_beat, *gone).await,
             Step::Sweep(at_most) => self.sweep(*at_most).await,
+            Step::TakeOver(sup) => {
+                self.declare_lost(*sup, false, true).await;
+                self.sweep(usize::MAX).await;
+            }
             Step::Cancel(which) | Step::Retry(which) => self.act(step, *which).await,
             Step::Pause(kind) => {
                 self.fixture.store().pause(&[KINDS[*kind].to_owned()], "me").await.unwrap();
@@ -293,13 +297,13 @@ impl<'f> Life<'f> {
     async fn late(&mut self, which: usize, ending: End) {
         let among = match which % 4 {
             0 => self.model.overtaken(),
-            1 | 2 => self.model.rescued(),
+            1 | 2 => self.model.rescued(which % 4 == 1),
             _ => (0..self.model.claims.len()).collect(),
         };
-        let Some(claim) = pick(&among, which / 4) else { return };
+        let Some(claim) = pick(&among, which / 8) else { return };
         let Claim { fence, budget, .. } = self.model.claims[claim];
         self.finish(which, vec![outcome(fence, &budget, ending)]).await;
-        if which % 3 == 0 {
+        if which % 2 == 0 {
             self.finish(which, vec![outcome(fence, &budget, ending)]).await;
         }
     }

@@ -192,10 +192,12 @@ impl Model {
         (0..self.claims.len()).filter(|at| self.claims[*at].ended.is_some() && runs(&self.claims[*at])).collect()
     }
 
-    /// The attempts that a rescuer ended.
-    pub(super) fn rescued(&self) -> Vec<usize> {
-        let rescued = |ended: &Ended| ended.word == Cause::SupervisorLost.code();
-        (0..self.claims.len()).filter(|at| self.claims[*at].ended.as_ref().is_some_and(rescued)).collect()
+    /// The attempts that a rescuer ended; `open`: of jobs that have not ended.
+    pub(super) fn rescued(&self, open: bool) -> Vec<usize> {
+        let rescued = |claim: &Claim| claim.ended.as_ref().is_some_and(|e| e.word == Cause::SupervisorLost.code());
+        let goes_on = |claim: &Claim| self.jobs.iter().any(|job| job.id == claim.fence.job && !job.state.is_final());
+        let wanted = |claim: &Claim| rescued(claim) && (!open || goes_on(claim));
+        (0..self.claims.len()).filter(|at| wanted(&self.claims[*at])).collect()
     }
 
     /// The unfinished job that holds a key.

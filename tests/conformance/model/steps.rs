@@ -40,6 +40,8 @@ pub(super) enum Step {
     },
     /// At most so many.
     Sweep(usize),
+    /// Its process is proven gone, and all that it ran is ended.
+    TakeOver(usize),
     Cancel(usize),
     Retry(usize),
     Pause(usize),
@@ -86,6 +88,11 @@ fn ending() -> impl Strategy<Value = End> {
     ]
 }
 
+/// Rather one that gives a charge back.
+fn late_ending() -> impl Strategy<Value = End> {
+    prop_oneof![2 => Just(End::Foreign), 1 => Just(End::Drained), 1 => ending()]
+}
+
 fn new_job() -> impl Strategy<Value = NewJob> {
     let priority = prop::sample::select(vec![0, 0, 0, PRIORITIES.start, PRIORITIES.end - 1]);
     let key = prop::option::weighted(0.3, 0..1_u8);
@@ -106,11 +113,12 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => which.clone().prop_map(Step::Haunt),
         12 => (prop::collection::vec((which.clone(), ending()), 1..4), often(0.2))
             .prop_map(|(which, lost)| Step::Finish { which, lost }),
-        6 => (which.clone(), ending()).prop_map(|(which, ending)| Step::Late(which, ending)),
+        8 => (0..256_usize, late_ending()).prop_map(|(which, ending)| Step::Late(which, ending)),
         1 => (which.clone(), 0..4_usize).prop_map(|(which, how)| Step::Forged { which, how }),
         2 => sup.clone().prop_map(Step::GiveBack),
         3 => sup.clone().prop_map(Step::Renew),
         2 => sup.clone().prop_map(Step::EndTerm),
+        3 => sup.clone().prop_map(Step::TakeOver),
         4 => (sup, often(0.2), any::<bool>())
             .prop_map(|(sup, old_beat, gone)| Step::DeclareLost { sup, old_beat, gone }),
         6 => (1..4_usize).prop_map(Step::Sweep),
