@@ -164,6 +164,7 @@ impl<'f> Life<'f> {
             unique_key: key.map(|key| key.to_string()),
             run_at: later.then_some(at),
             after: after.iter().map(|at| model.jobs[*at].id).collect(),
+            policy: Some(POLICY),
             ..new_job(KINDS[*kind])
         };
         let answer = store.enqueue(&[job]).await.unwrap()[0];
