@@ -36,7 +36,7 @@ use steps::{End, SUPERVISORS, Step, step};
 /// Most jobs of a life.
 const JOBS: usize = 7;
 /// Lives on each store, unless `PROPTEST_CASES` says more or less.
-const LIVES: u32 = 64;
+const LIVES: u32 = 48;
 
 /// A supervisor: its term's place in the model, and connections of its own.
 struct Supervisor {
