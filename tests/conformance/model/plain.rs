@@ -192,12 +192,24 @@ impl Model {
         (0..self.claims.len()).filter(|at| self.claims[*at].ended.is_some() && runs(&self.claims[*at])).collect()
     }
 
-    /// The attempts that a rescuer ended; `open`: of jobs that have not ended.
+    /// The attempts that a rescuer ended; `open`: of jobs that have not ended, and of these rather those whose budget is a fresh
+    /// one by now.
     pub(super) fn rescued(&self, open: bool) -> Vec<usize> {
-        let rescued = |claim: &Claim| claim.ended.as_ref().is_some_and(|e| e.word == Cause::SupervisorLost.code());
-        let goes_on = |claim: &Claim| self.jobs.iter().any(|job| job.id == claim.fence.job && !job.state.is_final());
-        let wanted = |claim: &Claim| rescued(claim) && (!open || goes_on(claim));
-        (0..self.claims.len()).filter(|at| wanted(&self.claims[*at])).collect()
+        let job_of = |at: &usize| self.jobs.iter().find(|job| job.id == self.claims[*at].fence.job);
+        let rescued = |at: &usize| {
+            let ended = self.claims[*at].ended.as_ref();
+            ended.is_some_and(|ended| ended.word == Cause::SupervisorLost.code())
+        };
+        let goes_on = |at: &usize| job_of(at).is_some_and(|job| !job.state.is_final());
+        let outlived = |at: &usize| job_of(at).is_some_and(|job| self.claims[*at].fence.attempt.0 <= job.since);
+        let mut all: Vec<usize> = (0..self.claims.len()).filter(rescued).collect();
+        if open {
+            all.retain(goes_on);
+            if all.iter().any(outlived) {
+                all.retain(outlived);
+            }
+        }
+        all
     }
 
     /// The unfinished job that holds a key.
