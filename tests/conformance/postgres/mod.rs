@@ -1,6 +1,9 @@
 //! What only the Postgres store has.
 
+mod claim;
 mod finish;
 mod listen;
+mod plans;
 mod proxy;
 mod sql;
+mod terms;

@@ -22,11 +22,12 @@ mod depend;
 mod doctor;
 mod enqueue;
 mod finish;
-mod heal;
 mod late;
 mod listen;
 mod migrate;
 mod pause;
+mod position;
+mod promote;
 mod query;
 mod rescue;
 mod retention;
@@ -40,6 +41,7 @@ pub use doctor::{Level, Remark};
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -62,12 +64,15 @@ use crate::store::model::{
 pub struct PostgresStore {
     conns: Arc<conn::Connections>,
     wake: Arc<listen::Wake>,
-    /// Where claims stand.
-    positions: Arc<claim::Positions>,
-    /// Where the look after waiting jobs stands.
-    waiting: Arc<heal::Window>,
-    /// Where the walk of retention stands.
-    old: Arc<retention::Walk>,
+    positions: Arc<position::Positions>,
+    walks: Arc<Walks>,
+}
+
+/// Where the walks over the table go on, which take a part at a time: ids of the last rows that were looked at.
+#[derive(Debug, Default)]
+struct Walks {
+    waiting: AtomicI64,
+    ended: AtomicI64,
 }
 
 impl PostgresStore {
@@ -83,8 +88,7 @@ impl PostgresStore {
             wake: Arc::new(listen::Wake::new(Arc::clone(&conns))),
             conns,
             positions: Arc::default(),
-            waiting: Arc::default(),
-            old: Arc::default(),
+            walks: Arc::default(),
         })
     }
 
@@ -179,7 +183,7 @@ impl Store for PostgresStore {
     }
 
     async fn promote(&self, limit: u32) -> Result<Promoted, StoreError> {
-        claim::promote(self, limit).await
+        promote::promote(self, limit).await
     }
 
     async fn rescuable(&self, living: &[Term]) -> Result<Vec<Rescuable>, StoreError> {

@@ -1,7 +1,7 @@
-//! Reading.
+//! Reading: every call is one statement, fetched whole.
 
 use jiff::Timestamp;
-use sqlx::postgres::PgRow;
+use sqlx::postgres::{PgConnection, PgRow};
 
 use super::PostgresStore;
 use super::row::{
@@ -74,40 +74,56 @@ fn attempt_row(row: &PgRow) -> Result<AttemptRow, StoreError> {
     })
 }
 
+/// A state that has an index of its own must be named in the text for it to be used.
+macro_rules! list_sql {
+    ($state:literal) => {
+        concat!(
+            "SELECT ",
+            job_columns!(),
+            " FROM jobvisor.jobs
+             WHERE ($1::text[] = '{}' OR state = ANY ($1)) AND ($2::text IS NULL OR kind = $2)
+                 AND ($3::text IS NULL OR cause = $3)
+                 AND ($4::timestamptz IS NULL OR created_at > $4 OR finished_at > $4) AND ($5::bigint IS NULL OR id > $5)",
+            $state,
+            " ORDER BY id DESC LIMIT $6"
+        )
+    };
+}
+
+const fn list_text(states: &[JobState]) -> &'static str {
+    match states {
+        [JobState::Waiting] => list_sql!(" AND state = 'waiting'"),
+        [JobState::Scheduled] => list_sql!(" AND state = 'scheduled'"),
+        [JobState::Queued] => list_sql!(" AND state = 'queued'"),
+        [JobState::Running] => list_sql!(" AND state = 'running'"),
+        [JobState::Dead] => list_sql!(" AND state = 'dead'"),
+        _ => list_sql!(""),
+    }
+}
+
 pub(super) async fn list(store: &PostgresStore, filter: Filter) -> Result<Vec<Job>, StoreError> {
     const STEP: &str = "list jobs";
+    let states: Vec<String> = filter.states.iter().map(|state| state.code().to_owned()).collect();
     let rows = store
         .conns
         .run(STEP, move |conn| {
             Box::pin(async move {
-                let states: Vec<&str> = filter.states.iter().map(|state| state.code()).collect();
-                sqlx::query(concat!(
-                    "SELECT ",
-                    job_columns!(),
-                    " FROM jobvisor.jobs
-                     WHERE (cardinality($1::text[]) = 0 OR state = ANY($1)) AND ($2::text IS NULL OR kind = $2)
-                       AND ($3::text IS NULL OR cause = $3)
-                       AND ($4::timestamptz IS NULL OR created_at > $4 OR finished_at > $4)
-                       AND ($5::bigint IS NULL OR id > $5)
-                     ORDER BY id DESC LIMIT $6"
-                ))
-                .bind(states)
-                .bind(filter.kind.as_deref())
-                .bind(filter.cause.map(Cause::code))
-                .bind(filter.since.map(sql_time))
-                .bind(filter.after_id.map(|id| id.0))
-                .bind(filter.limit.map(i64::from))
-                .fetch_all(conn)
-                .await
-                .map_err(|e| StoreError::sort(STEP, e))
+                sqlx::query(list_text(&filter.states))
+                    .bind(states)
+                    .bind(filter.kind)
+                    .bind(filter.cause.map(Cause::code))
+                    .bind(filter.since.map(sql_time))
+                    .bind(filter.after_id.map(|id| id.0))
+                    .bind(filter.limit.map(i64::from))
+                    .fetch_all(conn)
+                    .await
+                    .map_err(|e| StoreError::sort(STEP, e))
             })
         })
         .await?;
     rows.iter().map(job_row).collect()
 }
 
-/// One walk over the table: an index for this alone would be written at each change of state (SQLite has one, where a walk reads
-/// all payloads; here large ones are kept apart).
 pub(super) async fn counts(store: &PostgresStore) -> Result<Vec<Count>, StoreError> {
     const STEP: &str = "count jobs";
     let rows = store
@@ -149,7 +165,7 @@ pub(super) async fn schedule_has_unfinished(store: &PostgresStore, schedule: &st
         .run(STEP, move |conn| {
             Box::pin(async move {
                 sqlx::query_scalar(
-                    "SELECT EXISTS (SELECT FROM jobvisor.jobs WHERE schedule = $1 AND finished_at IS NULL)",
+                    "SELECT EXISTS (SELECT 1 FROM jobvisor.jobs WHERE schedule = $1 AND finished_at IS NULL)",
                 )
                 .bind(schedule)
                 .fetch_one(conn)
@@ -160,17 +176,14 @@ pub(super) async fn schedule_has_unfinished(store: &PostgresStore, schedule: &st
         .await
 }
 
-/// The server's clock.
 pub(super) async fn now(store: &PostgresStore) -> Result<Timestamp, StoreError> {
-    const STEP: &str = "read the clock";
+    const STEP: &str = "read the server's clock";
     let row = store
         .conns
-        .run(STEP, |conn| {
+        .run(STEP, |conn: &mut PgConnection| {
             Box::pin(async move {
-                sqlx::query("SELECT clock_timestamp() AS now")
-                    .fetch_one(conn)
-                    .await
-                    .map_err(|e| StoreError::sort(STEP, e))
+                let row = sqlx::query("SELECT clock_timestamp() AS now").fetch_one(conn).await;
+                row.map_err(|e| StoreError::sort(STEP, e))
             })
         })
         .await?;

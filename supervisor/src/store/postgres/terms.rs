@@ -1,7 +1,10 @@
-//! Terms of supervisors: leases that the server's clock ends (I6).
+//! Terms of supervisors: leases, by the server's clock alone (I6).
 //!
-//! A renewal moves `expires_at` and `beat` together; declaring a term lost compares the beat that was seen. Both lock the row,
-//! so exactly one of the two happens, also to a lease that has run out already.
+//! - A term that nobody declared lost is renewed even after its lease ran out: to declare it lost compares the beat, so of the two
+//!   only one happens, whichever the server does first.
+//! - A renewal is one small update of a row that stays on its page, on a connection of its own (I13). One that takes too long
+//!   is left alone with its connection; if the server carries it out later, the lease is longer than its holder believes, which
+//!   harms nobody.
 
 use std::time::Duration;
 
@@ -9,95 +12,72 @@ use async_trait::async_trait;
 use sqlx::postgres::{PgConnection, PgRow};
 
 use super::PostgresStore;
-use super::conn::{Lane, Work};
-use super::row::{big_count, cut, get, term, time, time_or_none};
+use super::conn::{Lane, too_slow};
+use super::row::{big_count, count, cut, get, term, time, time_or_none};
 use crate::domain::ids::Term;
 use crate::store::Renewer;
 use crate::store::error::StoreError;
 use crate::store::model::{Identity, LossProof, NewTerm, Renewed, TermRow};
-
-const BEGIN: &str = "begin a term";
-
-/// The columns that [`term_row`] reads.
-macro_rules! term_columns {
-    () => {
-        "s.term, s.name, s.host, s.pid, s.boot_id, s.started_at, s.last_seen, s.ended_at, s.lost_at, \
-         s.expires_at < clock_timestamp() AS expired, s.beat, s.lease_ms, s.state_id, s.pid_ns, s.start_time, s.version, \
-         s.kinds, s.snapshot::text AS snapshot"
-    };
-}
+use crate::store::outcome::text;
 
 /// Registers a term; one that is there already (a reply was lost) stays as it is.
+const BEGIN: &str = "
+    INSERT INTO jobvisor.supervisors (term, name, host, pid, boot_id, lease_ms, expires_at, state_id, pid_ns, start_time,
+        version, kinds)
+    VALUES ($1, $2, $3, $4, $5, $6, now() + $6 * interval '1 millisecond', $7, $8, $9, $10, $11)
+    ON CONFLICT (term) DO NOTHING";
+
+const RENEW: &str = "
+    UPDATE jobvisor.supervisors
+    SET beat = beat + 1, last_seen = clock_timestamp(),
+        expires_at = clock_timestamp() + lease_ms * interval '1 millisecond', snapshot = $2::json
+    WHERE term = $1 AND ended_at IS NULL AND lost_at IS NULL
+    RETURNING lease_ms";
+
+const LOSE: &str = "
+    UPDATE jobvisor.supervisors SET lost_at = clock_timestamp(), sleeping = false
+    WHERE term = $1 AND beat = $2 AND ended_at IS NULL AND lost_at IS NULL AND ($3 OR expires_at < clock_timestamp())";
+
+const END: &str = "
+    UPDATE jobvisor.supervisors SET last_seen = now(), ended_at = now(), sleeping = false
+    WHERE term = $1 AND ended_at IS NULL AND lost_at IS NULL";
+
+/// The longest lease, a century: what is added to it stays a time that databases know.
+const LONGEST_MS: i64 = 100 * 366 * 86_400_000;
+
+/// The lease of a term that another handle began, until its row tells.
+const USUAL_LEASE: Duration = Duration::from_secs(30);
+
+/// The shortest time that a renewal is given.
+const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
+
 pub(super) async fn begin(store: &PostgresStore, new: NewTerm) -> Result<(), StoreError> {
-    store.conns.run(BEGIN, move |conn| insert(conn, new)).await
+    const STEP: &str = "begin a term";
+    store.conns.run(STEP, move |conn| Box::pin(async move { insert(conn, new, STEP).await })).await
 }
 
-fn insert(conn: &mut PgConnection, new: NewTerm) -> Work<'_, ()> {
-    Box::pin(async move {
-        let lease = i64::try_from(new.lease.as_millis()).unwrap_or(i64::MAX);
-        sqlx::query(
-            "INSERT INTO jobvisor.supervisors (term, name, host, pid, boot_id, lease_ms, expires_at, state_id, pid_ns,
-                 start_time, version, kinds)
-             VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp() + $6 * interval '1 ms', $7, $8, $9, $10, $11)
-             ON CONFLICT (term) DO NOTHING",
-        )
+async fn insert(conn: &mut PgConnection, new: NewTerm, step: &'static str) -> Result<(), StoreError> {
+    let kinds: Vec<String> = new.kinds.iter().map(|kind| text(kind)).collect();
+    sqlx::query(BEGIN)
         .bind(new.term.0)
-        .bind(new.name)
-        .bind(new.host)
+        .bind(text(&new.name))
+        .bind(text(&new.host))
         .bind(new.pid)
-        .bind(new.boot_id)
-        .bind(lease)
-        .bind(new.identity.state_id)
+        .bind(text(&new.boot_id))
+        .bind(lease_ms(new.lease))
+        .bind(text(&new.identity.state_id))
         .bind(cut(new.identity.pid_ns))
         .bind(cut(new.identity.start_time))
-        .bind(new.version)
-        .bind(new.kinds)
+        .bind(text(&new.version))
+        .bind(kinds)
         .execute(conn)
         .await
         .map(|_| ())
-        .map_err(|e| StoreError::sort(BEGIN, e))
-    })
+        .map_err(|e| StoreError::sort(step, e))
 }
 
-/// What renews terms, on a connection of its own.
-pub(super) fn renewer(store: &PostgresStore) -> Box<dyn Renewer> {
-    Box::new(PostgresRenewer { lane: store.conns.lane() })
-}
-
-#[derive(Debug)]
-struct PostgresRenewer {
-    lane: Lane,
-}
-
-#[async_trait]
-impl Renewer for PostgresRenewer {
-    async fn begin_term(&mut self, supervisor: &NewTerm) -> Result<(), StoreError> {
-        let new = supervisor.clone();
-        self.lane.run(BEGIN, move |conn| insert(conn, new)).await
-    }
-
-    async fn renew(&mut self, term: Term, snapshot: Option<&str>) -> Result<Renewed, StoreError> {
-        const STEP: &str = "renew the lease";
-        let snapshot = snapshot.map(str::to_owned);
-        let renewed = self
-            .lane
-            .run(STEP, move |conn| {
-                Box::pin(async move {
-                    sqlx::query(
-                        "UPDATE jobvisor.supervisors SET beat = beat + 1, last_seen = clock_timestamp(),
-                             expires_at = clock_timestamp() + lease_ms * interval '1 ms', snapshot = $2::json
-                         WHERE term = $1 AND lost_at IS NULL AND ended_at IS NULL",
-                    )
-                    .bind(term.0)
-                    .bind(snapshot)
-                    .execute(conn)
-                    .await
-                    .map_err(|e| StoreError::sort(STEP, e))
-                })
-            })
-            .await?;
-        Ok(if renewed.rows_affected() == 0 { Renewed::Lost } else { Renewed::Held })
-    }
+fn lease_ms(lease: Duration) -> i64 {
+    i64::try_from(lease.as_millis()).unwrap_or(LONGEST_MS).min(LONGEST_MS)
 }
 
 /// Ends a term in good order.
@@ -107,20 +87,14 @@ pub(super) async fn end(store: &PostgresStore, term: Term) -> Result<(), StoreEr
         .conns
         .run(STEP, move |conn| {
             Box::pin(async move {
-                sqlx::query(
-                    "UPDATE jobvisor.supervisors SET last_seen = now(), ended_at = now(), sleeping = false
-                     WHERE term = $1 AND ended_at IS NULL AND lost_at IS NULL",
-                )
-                .bind(term.0)
-                .execute(conn)
-                .await
-                .map(|_| ())
-                .map_err(|e| StoreError::sort(STEP, e))
+                let ended = sqlx::query(END).bind(term.0).execute(conn).await;
+                ended.map(|_| ()).map_err(|e| StoreError::sort(STEP, e))
             })
         })
         .await
 }
 
+/// Declares a term lost if its beat is still this one, and if the proof is enough.
 pub(super) async fn declare_lost(
     store: &PostgresStore,
     term: Term,
@@ -128,32 +102,24 @@ pub(super) async fn declare_lost(
     proof: LossProof,
 ) -> Result<bool, StoreError> {
     const STEP: &str = "declare a term lost";
-    let at_once = proof == LossProof::ProcessGone;
+    let at_once = match proof {
+        LossProof::Silence => false,
+        LossProof::ProcessGone => true,
+    };
     store
         .conns
         .run(STEP, move |conn| {
             Box::pin(async move {
-                let declared = sqlx::query(
-                    "UPDATE jobvisor.supervisors SET lost_at = now(), sleeping = false
-                     WHERE term = $1 AND beat = $2 AND lost_at IS NULL AND ended_at IS NULL
-                         AND ($3 OR expires_at < clock_timestamp())",
-                )
-                .bind(term.0)
-                .bind(cut(beat))
-                .bind(at_once)
-                .execute(&mut *conn)
-                .await
-                .map_err(|e| StoreError::sort(STEP, e))?;
-                if declared.rows_affected() > 0 {
-                    return Ok(true);
-                }
+                let sort = |e| StoreError::sort(STEP, e);
+                sqlx::query(LOSE).bind(term.0).bind(cut(beat)).bind(at_once).execute(&mut *conn).await.map_err(sort)?;
+                // A statement of its own: it sees what somebody else did while the first one waited.
                 sqlx::query_scalar(
-                    "SELECT EXISTS (SELECT FROM jobvisor.supervisors WHERE term = $1 AND lost_at IS NOT NULL)",
+                    "SELECT EXISTS (SELECT 1 FROM jobvisor.supervisors WHERE term = $1 AND lost_at IS NOT NULL)",
                 )
                 .bind(term.0)
                 .fetch_one(conn)
                 .await
-                .map_err(|e| StoreError::sort(STEP, e))
+                .map_err(sort)
             })
         })
         .await
@@ -166,11 +132,12 @@ pub(super) async fn all(store: &PostgresStore) -> Result<Vec<TermRow>, StoreErro
         .conns
         .run(STEP, |conn| {
             Box::pin(async move {
-                sqlx::query(concat!(
-                    "SELECT ",
-                    term_columns!(),
-                    " FROM jobvisor.supervisors s ORDER BY s.started_at DESC, s.term DESC"
-                ))
+                sqlx::query(
+                    "SELECT term, name, host, pid, boot_id, started_at, last_seen, ended_at, lost_at,
+                         expires_at < clock_timestamp() AS expired, beat, lease_ms, state_id, pid_ns, start_time, version,
+                         kinds, snapshot::text AS snapshot
+                     FROM jobvisor.supervisors ORDER BY started_at DESC, term DESC",
+                )
                 .fetch_all(conn)
                 .await
                 .map_err(|e| StoreError::sort(STEP, e))
@@ -185,7 +152,7 @@ fn term_row(row: &PgRow) -> Result<TermRow, StoreError> {
         term: term(row, "term")?,
         name: get(row, "name")?,
         host: get(row, "host")?,
-        pid: get(row, "pid")?,
+        pid: count(row, "pid")?,
         boot_id: get(row, "boot_id")?,
         started_at: time(row, "started_at")?,
         last_seen: time(row, "last_seen")?,
@@ -203,4 +170,72 @@ fn term_row(row: &PgRow) -> Result<TermRow, StoreError> {
         kinds: get(row, "kinds")?,
         snapshot: get(row, "snapshot")?,
     })
+}
+
+pub(super) fn renewer(store: &PostgresStore) -> Box<dyn Renewer> {
+    Box::new(PostgresRenewer { lane: store.conns.lane(), lease: USUAL_LEASE, store: store.clone() })
+}
+
+/// Renews on a connection of its own, which is made when it is first used and by whom it is used.
+#[derive(Debug)]
+struct PostgresRenewer {
+    store: PostgresStore,
+    lane: Lane,
+    lease: Duration,
+}
+
+impl PostgresRenewer {
+    /// Makes a call within a fifth of the lease. One that takes longer goes on alone; the next has another connection.
+    async fn within<T>(
+        &mut self,
+        step: &'static str,
+        call: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        let limit = (self.lease / 5).max(SHORTEST_LIMIT);
+        if let Ok(done) = tokio::time::timeout(limit, call).await {
+            return done;
+        }
+        self.lane = self.store.conns.lane();
+        Err(too_slow(step))
+    }
+
+    async fn send(&mut self, term: Term, snapshot: Option<String>) -> Result<Renewed, StoreError> {
+        const STEP: &str = "renew a term";
+        let lane = self.lane.clone();
+        let call = lane.run(STEP, move |conn| {
+            Box::pin(async move {
+                sqlx::query_scalar::<_, i64>(RENEW)
+                    .bind(term.0)
+                    .bind(snapshot)
+                    .fetch_optional(conn)
+                    .await
+                    .map_err(|e| StoreError::sort(STEP, e))
+            })
+        });
+        let Some(lease_ms) = self.within(STEP, call).await? else { return Ok(Renewed::Lost) };
+        self.lease = Duration::from_millis(u64::try_from(lease_ms).unwrap_or_default());
+        Ok(Renewed::Held)
+    }
+}
+
+#[async_trait]
+impl Renewer for PostgresRenewer {
+    async fn begin_term(&mut self, supervisor: &NewTerm) -> Result<(), StoreError> {
+        const STEP: &str = "begin a term";
+        let (lane, new) = (self.lane.clone(), supervisor.clone());
+        self.lease = new.lease;
+        let call = lane.run(STEP, move |conn| Box::pin(async move { insert(conn, new, STEP).await }));
+        self.within(STEP, call).await
+    }
+
+    async fn renew(&mut self, term: Term, snapshot: Option<&str>) -> Result<Renewed, StoreError> {
+        match self.send(term, snapshot.map(str::to_owned)).await {
+            // What it says of its attempts must not cost it the lease.
+            Err(error) if snapshot.is_some() && !error.is_unavailable() => {
+                tracing::warn!(%error, %term, "a term is renewed without word of what it runs");
+                self.send(term, None).await
+            }
+            done => done,
+        }
+    }
 }
