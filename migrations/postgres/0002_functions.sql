@@ -29,7 +29,8 @@ BEGIN
                coalesce(pg_catalog.bool_or(j.state IN ('cancelled', 'dead')), false),
                pg_catalog.count(*) FILTER (WHERE j.state <> 'succeeded')
         INTO missing, failed, waits_for
-        FROM (SELECT DISTINCT u.id FROM pg_catalog.unnest(parents) AS u (id)) p LEFT JOIN jobvisor.jobs j ON j.id = p.id;
+        FROM (SELECT DISTINCT u.id FROM pg_catalog.unnest(parents) AS u (id)) p
+            LEFT JOIN LATERAL (SELECT c.id, c.state FROM jobvisor.jobs c WHERE c.id = p.id OFFSET 0) j ON true;
         IF missing IS NOT NULL THEN
             RAISE EXCEPTION 'job % does not exist', missing USING ERRCODE = 'JV404', DETAIL = missing::text;
         END IF;
