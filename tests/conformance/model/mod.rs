@@ -304,7 +304,7 @@ impl<'f> Life<'f> {
         let Some(claim) = pick(&among, which / 8) else { return };
         let Claim { fence, budget, .. } = self.model.claims[claim];
         self.finish(which, vec![outcome(fence, &budget, ending)]).await;
-        if which % 2 == 0 {
+        if which.is_multiple_of(2) {
             self.finish(which, vec![outcome(fence, &budget, ending)]).await;
         }
     }
@@ -383,8 +383,9 @@ impl<'f> Life<'f> {
 
     async fn act(&mut self, step: &Step, which: usize) {
         // Rather one for which it is meant.
-        let meant =
-            |at: &usize| self.model.jobs[*at].state.is_final() == matches!(step, Step::Retry(_)) || which % 3 == 0;
+        let meant = |at: &usize| {
+            self.model.jobs[*at].state.is_final() == matches!(step, Step::Retry(_)) || which.is_multiple_of(3)
+        };
         let Some(at) = pick(&(0..self.model.jobs.len()).filter(meant).collect::<Vec<_>>(), which) else { return };
         let (id, store) = (self.model.jobs[at].id, self.fixture.store());
         if matches!(step, Step::Cancel(_)) {

@@ -240,13 +240,13 @@ impl Model {
         for priority in PRIORITIES {
             loop {
                 let before = taken.len();
-                for kind in 0..KINDS.len() {
+                for (kind, free) in free.iter_mut().enumerate() {
                     let next = self.jobs.iter().enumerate().find(|(at, job)| {
                         let there = job.state == JobState::Queued && !self.paused[kind];
                         there && job.kind == kind && job.priority == priority && !taken.contains(at)
                     });
-                    if let Some((at, _)) = next.filter(|_| free[kind] > 0) {
-                        free[kind] -= 1;
+                    if let Some((at, _)) = next.filter(|_| *free > 0) {
+                        *free -= 1;
                         taken.push(at);
                     }
                 }
