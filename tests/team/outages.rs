@@ -282,8 +282,8 @@ fn i4_i10_a_lock_on_the_jobs_holds_up_claims_and_outcomes_but_no_lease() {
     });
     assert_eq!(team.lost_terms("a") + team.lost_terms("b"), 0);
     assert_eq!(team.starts_of(long), 1);
-    let story = team.control.inspect(long)["attempts"][0].to_string();
-    assert!(!story.contains("frozen"), "a lease that is renewed is trusted: {story}");
+    let flags = team.control.inspect(long)["attempts"][0]["flags"].to_string();
+    assert!(!flags.contains("frozen"), "a lease that is renewed is trusted: {flags}");
 }
 
 #[test]
