@@ -91,13 +91,17 @@ macro_rules! list_sql {
 }
 
 const fn list_text(states: &[JobState]) -> &'static str {
+    const ANY: &str = list_sql!("");
     match states {
-        [JobState::Waiting] => list_sql!(" AND state = 'waiting'"),
-        [JobState::Scheduled] => list_sql!(" AND state = 'scheduled'"),
-        [JobState::Queued] => list_sql!(" AND state = 'queued'"),
-        [JobState::Running] => list_sql!(" AND state = 'running'"),
-        [JobState::Dead] => list_sql!(" AND state = 'dead'"),
-        _ => list_sql!(""),
+        [only] => match only {
+            JobState::Waiting => list_sql!(" AND state = 'waiting'"),
+            JobState::Scheduled => list_sql!(" AND state = 'scheduled'"),
+            JobState::Queued => list_sql!(" AND state = 'queued'"),
+            JobState::Running => list_sql!(" AND state = 'running'"),
+            JobState::Dead => list_sql!(" AND state = 'dead'"),
+            JobState::Succeeded | JobState::Cancelled => ANY,
+        },
+        [] | [_, _, ..] => ANY,
     }
 }
 
@@ -124,21 +128,33 @@ pub(super) async fn list(store: &PostgresStore, filter: Filter) -> Result<Vec<Jo
     rows.iter().map(job_row).collect()
 }
 
+/// Unfinished jobs by the indexes that know them; for the ended ones the table is walked. An index for that (0.38 against 0.7 s at a
+/// million ended jobs) would be one more entry for every job that ends, and counts are rare.
+macro_rules! counts_sql {
+    ($($which:literal),+) => {
+        concat!("SELECT * FROM (VALUES (NULL::text, NULL::text, 0::bigint, 0::bigint, NULL::bigint))
+                     AS c (kind, state, attempted, jobs, smallest) WHERE false" $(,
+            " UNION ALL
+              SELECT kind, state, count(*) FILTER (WHERE attempt > 0), count(*),
+                  CASE WHEN count(*) = count(own_memory) THEN min(own_memory) END
+              FROM jobvisor.jobs WHERE ", $which, " GROUP BY kind, state")+)
+    };
+}
+
+const COUNTS: &str = counts_sql!(
+    "finished_at IS NOT NULL",
+    "state = 'waiting'",
+    "state = 'scheduled'",
+    "state = 'queued'",
+    "state = 'running'"
+);
+
 pub(super) async fn counts(store: &PostgresStore) -> Result<Vec<Count>, StoreError> {
     const STEP: &str = "count jobs";
     let rows = store
         .conns
         .run(STEP, |conn| {
-            Box::pin(async move {
-                sqlx::query(
-                    "SELECT kind, state, count(*) FILTER (WHERE attempt > 0) AS attempted, count(*) AS jobs,
-                         CASE WHEN count(*) = count(own_memory) THEN min(own_memory) END AS smallest
-                     FROM jobvisor.jobs GROUP BY kind, state",
-                )
-                .fetch_all(conn)
-                .await
-                .map_err(|e| StoreError::sort(STEP, e))
-            })
+            Box::pin(async move { sqlx::query(COUNTS).fetch_all(conn).await.map_err(|e| StoreError::sort(STEP, e)) })
         })
         .await?;
     let mut counts = rows.iter().map(count_row).collect::<Result<Vec<_>, _>>()?;
