@@ -311,11 +311,7 @@ impl Database {
     /// There is no `psql`.
     #[must_use]
     pub fn try_psql(&self, sql: &str) -> Output {
-        Command::new(bin("psql"))
-            .args(["-qAtX", "-v", "ON_ERROR_STOP=1", "-d", &self.url, "-c", sql])
-            .stdin(Stdio::null())
-            .output()
-            .expect("psql")
+        psql(&self.url, sql)
     }
 }
 
@@ -330,6 +326,19 @@ impl Drop for Database {
         // Its server may be gone by now, and the database with it.
         try_execute(&self.admin, &format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name)).ok();
     }
+}
+
+/// What `psql -qAtX` makes of statements.
+///
+/// # Panics
+/// There is no `psql`.
+#[must_use]
+pub fn psql(url: &str, sql: &str) -> Output {
+    Command::new(bin("psql"))
+        .args(["-qAtX", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", sql])
+        .stdin(Stdio::null())
+        .output()
+        .expect("psql")
 }
 
 /// Runs statements, from inside or outside of an asynchronous test.

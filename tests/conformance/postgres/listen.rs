@@ -149,8 +149,11 @@ async fn g5_while_nothing_is_heard_callers_are_told_to_poll() {
     let store = open(&over_tcp(&database, proxy.port)).await;
     assert!(!store.hears(), "nothing is proven before anybody listens");
     hearing(&store).await;
+    let waiter = Arc::clone(&store);
+    let waiter = tokio::spawn(async move { waiter.changed().await });
     proxy.black_hole_all();
     until("it is found out", PROBE, async || !store.hears()).await;
+    tokio::time::timeout(SOON, waiter).await.expect("those who wait are told").unwrap();
     proxy.heal();
     until("it is heard again", PROBE, async || store.hears()).await;
 }
@@ -166,9 +169,10 @@ async fn g5_what_was_sent_while_the_listener_was_away_is_claimed_when_it_is_back
         asleep(&database, term).await;
         until("it hears", SOON, async || store.hears()).await;
         let id = database.psql(
-            "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity
-              WHERE datname = current_database() AND query LIKE 'LISTEN%' AND pid <> pg_backend_pid()
-             \\g /dev/null
+            "DO $$ BEGIN
+               PERFORM pg_terminate_backend(pid, 1000) FROM pg_stat_activity
+                WHERE datname = current_database() AND query LIKE 'LISTEN%' AND pid <> pg_backend_pid();
+             END $$;
              SELECT jobvisor.enqueue('k')",
         );
         let committed = monotonic();

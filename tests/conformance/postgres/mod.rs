@@ -4,6 +4,7 @@ mod claim;
 mod finish;
 mod listen;
 mod plans;
+mod pooler;
 mod proxy;
 mod sql;
 mod terms;

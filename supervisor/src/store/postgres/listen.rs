@@ -12,7 +12,7 @@
 //!   constant: it stays below half of the default lease, the longest that a caller may leave out polling, and costs six
 //!   statements a minute. A connection that is closed, as servers and proxies do, is noticed at once.
 //! - **Gaps.** What was sent while nobody listened is lost. So `changed` fires once after each new `LISTEN` has been answered: the claim
-//!   that follows sees all that was committed before.
+//!   that follows sees all that was committed before. It also fires when `hears` becomes false, for callers who wait longer while it is true.
 //! - Behind a pooler (`route.rs`) nobody listens: a `LISTEN` would stay on a session that others use, and deliver nothing.
 //!
 //! The driver gives notices out through its `PgListener` alone. What that does about a lost connection is not relied on: it
@@ -282,8 +282,11 @@ impl Ear {
         self.pause = PAUSES.0;
     }
 
+    /// Rings too: who waits does so for as long as it may while we hear.
     fn unproven(&self) {
-        self.shared.proven.send_if_modified(|proven| proven.take().is_some());
+        if self.shared.proven.send_if_modified(|proven| proven.take().is_some()) {
+            self.shared.ring();
+        }
     }
 
     /// Says once that nothing is heard, until something is. That the database is away is told by those who need it.

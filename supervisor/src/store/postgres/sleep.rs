@@ -142,6 +142,8 @@ pub(super) async fn keep(shared: Arc<Shared>, conns: Arc<Connections>) {
         if let Err(error) = done {
             tracing::debug!(?error, "the supervisor polls for jobs, for it could not tell that it sleeps");
             tokio::time::sleep(RETRY).await;
+            // Whoever waits must know that we do not hear.
+            shared.ring();
         }
     }
 }
