@@ -1,6 +1,7 @@
 //! What only the Postgres store has.
 
 mod claim;
+mod conn;
 mod finish;
 mod listen;
 mod plans;
@@ -8,3 +9,4 @@ mod pooler;
 mod proxy;
 mod sql;
 mod terms;
+mod tls;

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +24,12 @@ use crate::support::{add, begin, failure, new_job, new_term, request, state, suc
 struct Pooler {
     child: Child,
     port: u16,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Pooler {
     fn start(cluster: &Cluster, more: &str) -> Option<Self> {
-        let program = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer"]
-            .into_iter()
-            .find(|path| std::fs::exists(path).is_ok_and(|is| is))?;
+        let program = program()?;
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -44,26 +43,19 @@ impl Pooler {
             cluster.port(),
         )
         .unwrap();
-        let mut command = Command::new("setpriv");
-        if nix::unistd::geteuid().is_root() {
-            command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program);
-        } else {
-            command = Command::new(program);
-        }
-        command.arg(&config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        #[expect(clippy::disallowed_methods, reason = "tests run their tools themselves")]
-        let mut child = command.spawn().unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let (tell, is_up) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                if line.contains("process up") {
-                    tell.send(()).ok();
-                }
-            }
-        });
-        is_up.recv_timeout(Duration::from_secs(10)).expect("pgbouncer starts");
-        Some(Self { child, port, _folder: folder })
+        drop(file);
+        Some(Self { child: run(program, &config), port, folder })
+    }
+
+    /// Kills it and starts another in its place.
+    fn restart(&mut self) {
+        self.end();
+        self.child = run(program().expect("it is there"), &self.folder.path().join("pgbouncer.ini"));
+    }
+
+    fn end(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
     }
 
     fn url(&self, database: &Database) -> String {
@@ -73,11 +65,38 @@ impl Pooler {
 
 impl Drop for Pooler {
     fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
+        self.end();
     }
 }
 
+fn program() -> Option<&'static str> {
+    ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer"].into_iter().find(|path| std::fs::exists(path).is_ok_and(|is| is))
+}
+
+/// Runs as an unprivileged user, since it refuses to be root.
+fn run(program: &str, config: &Path) -> Child {
+    let mut command = Command::new(program);
+    if nix::unistd::geteuid().is_root() {
+        command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--", program]);
+    }
+    command.arg(config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    #[expect(clippy::disallowed_methods, reason = "tests run their tools themselves")]
+    let mut child = command.spawn().expect("pgbouncer");
+    let stderr = BufReader::new(child.stderr.take().expect("piped"));
+    let (tell, is_up) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for line in stderr.lines().map_while(Result::ok) {
+            if line.contains("process up") {
+                tell.send(()).ok();
+            }
+        }
+    });
+    is_up.recv_timeout(Duration::from_secs(10)).expect("pgbouncer starts");
+    child
+}
+
+#[expect(clippy::print_stderr, reason = "a test that proves nothing must say so")]
 fn is_missing() {
     eprintln!("skipped: there is no pgbouncer");
 }
@@ -191,14 +210,16 @@ async fn g6_all_works_behind_a_transaction_pooler_and_nothing_stays_on_its_sessi
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g6_a_pooler_that_is_restarted_is_found_again() {
+async fn g6_a_pooler_that_is_restarted_and_sessions_that_end_behind_it_are_found_again() {
     let cluster = Cluster::start(&[]);
     let database = cluster.database();
-    let Some(pooler) = Pooler::start(&cluster, "") else { return is_missing() };
+    let Some(mut pooler) = Pooler::start(&cluster, "") else { return is_missing() };
     let store = PostgresStore::open(&pooler.url(&database), true).await.unwrap();
-    let other = PostgresStore::open(&database.url, false).await.unwrap();
+    store.begin_term(&new_term()).await.unwrap();
+    pooler.restart();
+    until("it goes on", Duration::from_secs(10), async || store.begin_term(&new_term()).await.is_ok()).await;
     database.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'jobvisor'");
     until("it goes on", Duration::from_secs(10), async || store.begin_term(&new_term()).await.is_ok()).await;
-    add(&other, new_job("k")).await;
+    add(&store, new_job("k")).await;
     assert_eq!(store.counts().await.unwrap().len(), 1);
 }

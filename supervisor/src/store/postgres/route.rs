@@ -106,15 +106,12 @@ impl Route {
     )]
     fn sort_connecting(&self, step: &'static str, source: sqlx::Error) -> StoreError {
         let by_socket = self.base.get_socket().is_some() || self.base.get_host().starts_with('/');
-        match &source {
-            sqlx::Error::Io(error)
-                if !by_socket
-                    && matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied) =>
-            {
-                StoreError::Refused { step: "read a certificate or key that its URL names", source }
-            }
-            _ => StoreError::sort(step, source),
+        let is_of_a_file = matches!(&source, sqlx::Error::Io(error)
+            if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied));
+        if is_of_a_file && !by_socket {
+            return StoreError::Refused { step: "read a certificate or key that its URL names", source };
         }
+        StoreError::sort(step, source)
     }
 }
 
