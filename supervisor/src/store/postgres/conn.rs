@@ -12,6 +12,8 @@
 //! - Behind a pooler (`route.rs`) a call is one transaction: its settings come first (`SET LOCAL`), and the names of its
 //!   statements are given up before it is committed. So nothing of ours stays on a session that others use. A call that
 //!   goes on after an error of a statement would find its transaction broken: one statement that may fail is one call.
+//!   Known limit: another program with the same driver that leaves its names on those sessions makes calls of ours fail until
+//!   the pooler replaces them; pgbouncer 1.21 and newer keep names apart.
 //!
 //! Why not the driver's pool: it answers "timed out" where the server was not there, and cannot make calls of that kind.
 

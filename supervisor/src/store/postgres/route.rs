@@ -100,10 +100,6 @@ impl Route {
     }
 
     /// A file that is named and cannot be read will not come by waiting; a socket that is not there yet may.
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "the driver's enum is open, and only one of its errors is meant"
-    )]
     fn sort_connecting(&self, step: &'static str, source: sqlx::Error) -> StoreError {
         let by_socket = self.base.get_socket().is_some() || self.base.get_host().starts_with('/');
         let is_of_a_file = matches!(&source, sqlx::Error::Io(error)
