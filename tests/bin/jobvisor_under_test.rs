@@ -1,6 +1,6 @@
 //! The program under test: the same `main` as the shipped one, built beside the tests.
 //!
-//! With the feature `failpoints` its supervisor's store can be told to strike at a given call; see [`failpoints`].
+//! With the feature `failpoints` its supervisor's store can be told to strike at a given call; see `failpoints.rs`.
 
 use std::process::ExitCode;
 

@@ -6,7 +6,7 @@
 //! of a term that is over is ended under its old fence (I5) as `supervisor_lost`, which stays charged (I1), or as `host_rebooted` where our own
 //! folder proves that. What was asked to be cancelled is cancelled by the store.
 //!
-//! Jobs of one lost term come back one after the other, [`STAGGER`] apart beside their back-off: one of them may have been what
+//! Jobs of one lost term come back one after the other, `STAGGER` apart beside their back-off: one of them may have been what
 //! killed it, and should meet as few of its neighbours as may be.
 //!
 //! Terms of our own under which something still runs here or waits to be recorded are left alone.

@@ -1,7 +1,7 @@
 //! What the pieces around the dispatcher say of themselves, for `jobvisor status`: when each last ran and what was wrong,
 //! and which outcomes are not recorded yet.
 //!
-//! Written in passing by whoever it concerns and read for [`Snapshot`](super::dispatcher::Snapshot) alone: nothing is decided by
+//! Written in passing by whoever it concerns and read for [`Snapshot`] alone: nothing is decided by
 //! it, and no lock here is held while anything waits.
 
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@
 //!
 //! - **Single statements**: each method is one statement (or one function call) on a connection, in a task that nobody
 //!   aborts: a caller that is dropped leaves the call done or not done. The server's clock is the only one (I6).
-//! - **Claim and finish have a connection each** ([`conn::Lane`]) with planner settings of their own; everything else shares a
+//! - **Claim and finish have a connection each** (`conn::Lane`) with planner settings of their own; everything else shares a
 //!   small pool; renewal has a connection of its own, on the thread that renews (I13).
 //! - A call that the server does not answer in time is given up with its connection. Whether it was carried out is then not
 //!   known; every write here may be sent again, or is found again (I2).
