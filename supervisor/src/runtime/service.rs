@@ -18,6 +18,7 @@ use crate::config;
 use crate::config::Config;
 use crate::domain::clock;
 use crate::domain::clock::BootInstant;
+use crate::domain::ids::Fence;
 use crate::domain::ids::Term;
 use crate::domain::job::JobState;
 use crate::domain::report::chain;
@@ -48,11 +49,13 @@ use crate::runtime::reconcile;
 use crate::runtime::reconcile::Complaints;
 use crate::runtime::reconcile::Shown;
 use crate::runtime::reconcile::World;
+use crate::runtime::record;
 use crate::runtime::record::Observer;
 use crate::runtime::recover;
 use crate::runtime::rescue;
 use crate::runtime::spec::row_policy;
 use crate::runtime::vitals::Vitals;
+use crate::store::Finish;
 use crate::store::LockFile;
 use crate::store::NewJob;
 use crate::store::NewTerm;
@@ -285,11 +288,27 @@ async fn last_writes(writer: JoinHandle<()>, pulse: &Pulse, tick: Duration, stat
 
 /// A store that does not answer now will find the term silent.
 async fn end_term(store: &dyn Store, term: Term) {
-    match tokio::time::timeout(LAST_CALL, store.end_term(term)).await {
+    let ended = async {
+        give_back_rest(store, term).await?;
+        store.end_term(term).await
+    };
+    match tokio::time::timeout(LAST_CALL, ended).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(error = %chain(&error), "the end of this term is not on record"),
         Err(_) => tracing::warn!("the end of this term is not on record: the store does not answer"),
     }
+}
+
+/// Everything that ran here is on record, so what is still running under our term was claimed by a call whose reply was lost. It goes
+/// back uncharged (I2): under a term that is over somebody would take it for lost, and charge it (I9).
+async fn give_back_rest(store: &dyn Store, term: Term) -> Result<(), StoreError> {
+    let rows = store.own_rows(term, u64::MAX).await?;
+    let rest: Vec<Finish> =
+        rows.into_iter().map(|(job, attempt)| record::give_back(Fence { job, attempt, term })).collect();
+    if !rest.is_empty() {
+        rescue::deliver(store, &rest).await?;
+    }
+    Ok(())
 }
 
 /// Says what earlier runs left, so that nobody takes old jobs for new ones or a used database for an empty one.
@@ -371,5 +390,36 @@ fn reload(path: &Path) -> Option<Event> {
             tracing::error!("kept the old configuration, because the new one has errors:\n{errors}");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::fake::FakeStore;
+    use crate::runtime::here;
+
+    #[tokio::test]
+    async fn i9_what_a_lost_reply_claimed_goes_back_uncharged_before_the_term_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FakeStore::open(folder.path(), true).await;
+        let row = here::tests::row(&here::tests::here());
+        let new = NewTerm {
+            term: row.term,
+            name: row.name,
+            host: row.host,
+            pid: row.pid,
+            boot_id: row.boot_id,
+            identity: row.identity,
+            version: row.version,
+            kinds: row.kinds,
+            lease: row.lease,
+        };
+        store.begin_term(&new).await.unwrap();
+        let claimed = store.running(new.term).await;
+        end_term(store.as_ref(), new.term).await;
+        let job = store.job(claimed.fence.job).await.unwrap().unwrap();
+        assert_eq!((job.state, job.budget.charged), (JobState::Queued, 0));
+        assert!(store.terms().await.unwrap().iter().all(|row| !row.is_open()));
     }
 }
