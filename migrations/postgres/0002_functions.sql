@@ -6,10 +6,12 @@
 -- schema's owner, so that their callers need none on the tables; their search path is pinned, and every name is qualified.
 
 -- Tells sleepers that there is something to do. Call it after the write, in a statement of its own or as a function after it: a
--- supervisor that falls asleep meanwhile then waits until the writer's transaction is over.
+-- supervisor that falls asleep meanwhile then waits until the writer's transaction is over. One whose lease ran out long ago died
+-- asleep, and nobody was there to say so.
 CREATE FUNCTION jobvisor.wake() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    IF EXISTS (SELECT 1 FROM jobvisor.supervisors WHERE sleeping AND ended_at IS NULL AND lost_at IS NULL) THEN
+    IF EXISTS (SELECT 1 FROM jobvisor.supervisors WHERE sleeping AND ended_at IS NULL AND lost_at IS NULL
+            AND expires_at > pg_catalog.now() - interval '10 minutes') THEN
         PERFORM pg_catalog.pg_notify('jobvisor', '');
     END IF;
 END $$;
@@ -226,7 +228,24 @@ CREATE FUNCTION jobvisor.enqueue(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     new record;
+    new_id bigint;
 BEGIN
+    -- Most jobs have no key and come after nothing. Each function that is called costs as much as the row itself, so such a
+    -- job is added here.
+    IF enqueue.kind <> '' AND enqueue.payload IS NOT NULL AND enqueue.priority IS NOT NULL AND enqueue.tenant IS NOT NULL
+        AND coalesce(enqueue.max_attempts, 1) >= 1 AND coalesce(enqueue.memory, 1) >= 1
+        AND enqueue.unique_key IS NULL AND enqueue.after = '{}' THEN
+        INSERT INTO jobvisor.jobs AS j (kind, state, priority, tenant, payload, own_max_attempts, own_memory, max_attempts, memory,
+            run_at)
+        VALUES (enqueue.kind, CASE WHEN enqueue.run_at > clock_timestamp() THEN 'scheduled' ELSE 'queued' END, enqueue.priority,
+            enqueue.tenant, enqueue.payload::text::json, enqueue.max_attempts, enqueue.memory,
+            coalesce(enqueue.max_attempts, 3), enqueue.memory, coalesce(enqueue.run_at, now()))
+        RETURNING j.id INTO new_id;
+        IF EXISTS (SELECT 1 FROM jobvisor.supervisors WHERE sleeping) THEN
+            PERFORM jobvisor.wake();
+        END IF;
+        RETURN new_id;
+    END IF;
     PERFORM jobvisor.check_new('enqueue', enqueue.kind, enqueue.priority, enqueue.max_attempts, enqueue.memory,
         enqueue.tenant, enqueue.after);
     IF enqueue.payload IS NULL THEN
