@@ -24,6 +24,7 @@ mod snapshot;
 mod stop;
 
 pub use idle::of_unpaused;
+pub use idle::run_elsewhere;
 pub use snapshot::HeldOutcome;
 pub use snapshot::PieceRun;
 pub use snapshot::RunningAttempt;
@@ -253,7 +254,7 @@ impl Dispatcher {
                 self.trust(&mut actions);
             }
             Event::NoWarden { why } => self.no_warden = Some(why),
-            Event::Counts(counts) => self.counts(&counts, now, &mut actions),
+            Event::Counts { counts, elsewhere } => self.counts(&counts, &elsewhere, now, &mut actions),
             Event::CountsUnknown => self.idle_check_under_way = false,
             // Answered by whoever drives it.
             Event::Report | Event::Status(_) => {}

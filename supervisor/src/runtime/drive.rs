@@ -29,6 +29,7 @@ use crate::runtime::child::Service;
 use crate::runtime::dispatcher::Dispatcher;
 use crate::runtime::dispatcher::Snapshot;
 use crate::runtime::dispatcher::of_unpaused;
+use crate::runtime::dispatcher::run_elsewhere;
 use crate::runtime::event::Action;
 use crate::runtime::event::ChildOutput;
 use crate::runtime::event::End;
@@ -245,14 +246,18 @@ impl Drive {
 
     fn check_idle(&self) {
         let (store, events, complaints) = (Arc::clone(&self.store), self.events.clone(), self.complaints.clone());
+        let own = self.dispatcher.term();
         tokio::spawn(async move {
             let counts = async {
                 store.promote(1000).await?;
                 let paused = store.paused().await?;
-                Ok(of_unpaused(store.counts().await?, &paused))
+                // On SQLite other rows are of supervisors that are gone: one holds the lock.
+                let terms = if store.is_leased() { store.terms().await? } else { Vec::new() };
+                let counts = of_unpaused(store.counts().await?, &paused);
+                Ok(Event::Counts { counts, elsewhere: run_elsewhere(&terms, own) })
             };
             // An unreachable store is not an idle one; the next poll asks again.
-            let event = complaints.hear("idle check", counts.await).map_or(Event::CountsUnknown, Event::Counts);
+            let event = complaints.hear("idle check", counts.await).unwrap_or(Event::CountsUnknown);
             events.send(event).ok();
         });
     }

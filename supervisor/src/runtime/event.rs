@@ -1,5 +1,6 @@
 //! Every event that reaches the dispatcher and every action that leaves it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,7 +111,12 @@ pub enum Event {
         why: String,
     },
     /// The answer to [`Action::CheckIdle`].
-    Counts(Vec<Count>),
+    Counts {
+        /// Of all kinds that are not paused.
+        counts: Vec<Count>,
+        /// The kinds that another living supervisor runs.
+        elsewhere: BTreeSet<String>,
+    },
     /// The same, when the store could not be reached.
     CountsUnknown,
     /// Somebody wants to know how things stand.

@@ -54,10 +54,12 @@ pub fn read_all(state_dir: &Path) -> io::Result<Vec<Finish>> {
         if path.extension().is_none_or(|extension| extension != "json") {
             continue;
         }
-        match serde_json::from_slice(&fs::read(&path)?) {
+        // One that cannot be read must not hide the others.
+        let read = fs::read(&path).and_then(|bytes| serde_json::from_slice(&bytes).map_err(io::Error::from));
+        match read {
             Ok(finish) => found.push(finish),
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "an outcome in the journal that cannot be read")
+                tracing::error!(path = %path.display(), %error, "an outcome in the journal that cannot be read")
             }
         }
     }

@@ -48,17 +48,18 @@ pub struct Recovered {
 ///
 /// # Errors
 /// The store cannot be reached. What was recorded stays recorded; the rest is found again next time.
-pub async fn recover(store: &dyn Store, config: &Config, here: &Here) -> Result<Recovered, StoreError> {
+pub async fn recover(store: &dyn Store, config: &Config, here: &Here, own: Term) -> Result<Recovered, StoreError> {
     let journaled = replay_journal(store, &config.supervisor.state_dir).await?;
     let terms = store.terms().await?;
     let seen = replay_ends(store, config, here, &terms).await?;
-    for row in terms.iter().filter(|row| row.is_open()) {
+    // Our own may stand there: it was begun by a try before this one, whose answer was lost.
+    for row in terms.iter().filter(|row| row.is_open() && row.term != own) {
         let gone = !store.is_leased() || here.has_survived(row, &Proc::default());
         if gone && store.declare_lost(row.term, row.beat, LossProof::ProcessGone).await? {
             tracing::warn!(term = %row.term, pid = row.pid, "the supervisor before this one is gone; its term is lost");
         }
     }
-    let unseen = rescue::sweep(store, config, here, &[]).await?;
+    let unseen = rescue::sweep(store, config, here, &[own]).await?;
     Ok(Recovered { journaled, seen, unseen })
 }
 

@@ -233,7 +233,7 @@ async fn begin(
     // The term may have been begun by a call whose answer was lost: its time counts from the first one.
     let mut first = None;
     let begun = patience.until_done(async || {
-        let recovered = recover::recover(store.as_ref(), config, &here).await?;
+        let recovered = recover::recover(store.as_ref(), config, &here, supervisor.term).await?;
         if recovered != recover::Recovered::default() {
             let recover::Recovered { journaled, seen, unseen } = recovered;
             tracing::warn!(journaled, seen, unseen, "a supervisor before this one died; its open attempts are ended");
@@ -244,7 +244,11 @@ async fn begin(
         startup_schedules(store.as_ref(), config).await?;
         Ok(store.is_leased().then(|| lease::trusted_until(sent, supervisor.lease)))
     });
-    let Waited::Done(until) = begun.await.map_err(ServiceError::Store)? else { return Ok(Waited::Stopped) };
+    let Waited::Done(until) = begun.await.map_err(ServiceError::Store)? else {
+        // It may have been begun: nobody need wait for it to fall silent.
+        end_term(store.as_ref(), supervisor.term).await;
+        return Ok(Waited::Stopped);
+    };
     Ok(Waited::Done(Begun { store, supervisor, until, here }))
 }
 
@@ -274,7 +278,8 @@ async fn last_writes(writer: JoinHandle<()>, pulse: &Pulse, tick: Duration, stat
             () = tokio::time::sleep(tick) => {}
         }
     };
-    let left = journal::read_all(state_dir).map_or(0, |outcomes| outcomes.len());
+    // A journal that cannot be read is not an empty one.
+    let left = journal::read_all(state_dir).map_or(1, |outcomes| outcomes.len());
     if written && left == 0 {
         return true;
     }

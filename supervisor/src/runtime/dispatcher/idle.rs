@@ -1,15 +1,25 @@
 //! When `--until-idle` ends: what it waits for, and what nobody living can run. Jobs of paused kinds are left aside: they
 //! are nobody's to run for now, and no reason to stay.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::Dispatcher;
 use super::Phase;
+use crate::domain::ids::Term;
 use crate::domain::job::JobState;
 use crate::runtime::event::Action;
 use crate::runtime::event::ExitReason;
 use crate::store::Count;
 use crate::store::PausedKind;
+use crate::store::TermRow;
+
+/// The kinds that somebody other than `own` runs who lives, as far as the database knows.
+#[must_use]
+pub fn run_elsewhere(terms: &[TermRow], own: Option<Term>) -> BTreeSet<String> {
+    let others = terms.iter().filter(|row| row.is_open() && !row.expired && Some(row.term) != own);
+    others.flat_map(|row| row.kinds.iter().cloned()).collect()
+}
 
 /// What is left of the counts for `--until-idle`: all but the kinds that are paused.
 #[must_use]
@@ -19,7 +29,13 @@ pub fn of_unpaused(mut counts: Vec<Count>, paused: &[PausedKind]) -> Vec<Count> 
 }
 
 impl Dispatcher {
-    pub(super) fn counts(&mut self, counts: &[Count], now: Instant, actions: &mut Vec<Action>) {
+    pub(super) fn counts(
+        &mut self,
+        counts: &[Count],
+        elsewhere: &BTreeSet<String>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
         self.idle_check_under_way = false;
         let quiet = self.attempts.is_empty() && self.unrecorded.is_empty() && self.claim_under_way.is_none();
         if !quiet || self.phase > Phase::Working {
@@ -29,7 +45,8 @@ impl Dispatcher {
         let mut waiting = Vec::new();
         let mut later = false;
         for count in counts.iter().filter(|count| count.jobs > 0 && !count.state.is_final()) {
-            match self.hopeless(count) {
+            // What this one cannot run, another one may.
+            match self.hopeless(count).filter(|_| !elsewhere.contains(&count.kind)) {
                 Some(why) => stuck.push(why),
                 None if count.state == JobState::Waiting => waiting.push(count),
                 None if waits_for(count) => {

@@ -98,7 +98,7 @@ impl Dispatcher {
         let of_term = |(_, attempt): &(&Key, &super::Attempt)| attempt.claimed.fence.term == term;
         let keys: Vec<Key> = self.attempts.iter().filter(of_term).map(|(key, _)| *key).collect();
         if !keys.is_empty() && self.phase == Phase::Working {
-            self.last_word = Some(now + LAST_WORD);
+            self.last_word.get_or_insert(now + LAST_WORD);
         }
         for key in keys {
             self.stop(key, StopReason::Fenced, Some(Duration::ZERO), actions);

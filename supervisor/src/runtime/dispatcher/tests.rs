@@ -1,6 +1,7 @@
 //! The dispatcher as a table: events in, actions out.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::*;
@@ -255,7 +256,10 @@ fn slot_and_memory_are_held_until_the_end_is_known_and_the_outcome_is_held_until
     let seq = claim_of(&bench.handle(Event::Wake)).expect("a claim").seq;
     let actions = bench.handle(Event::Claimed { seq, jobs: Some(Vec::new()) });
     assert!(matches!(actions[..], [Action::CheckIdle]));
-    assert_eq!(exit_of(&bench.handle(Event::Counts(Vec::new()))), Some(&ExitReason::Idle { stuck: Vec::new() }));
+    assert_eq!(
+        exit_of(&bench.handle(Event::Counts { counts: Vec::new(), elsewhere: BTreeSet::new() })),
+        Some(&ExitReason::Idle { stuck: Vec::new() })
+    );
 }
 
 #[test]
@@ -607,7 +611,7 @@ fn i8_an_attempt_that_cannot_be_killed_is_recorded_and_keeps_its_slot_and_its_me
     bench.recorded(keys[0], JobState::Dead);
     assert!(bench.handle(Event::Wake).iter().any(|action| matches!(action, Action::CheckIdle)));
     let queued = Count { kind: "a".to_owned(), state: JobState::Queued, attempted: 0, jobs: 1, smallest: None };
-    let actions = bench.handle(Event::Counts(vec![queued]));
+    let actions = bench.handle(Event::Counts { counts: vec![queued], elsewhere: BTreeSet::new() });
     assert!(matches!(exit_of(&actions), Some(ExitReason::Idle { stuck }) if stuck.len() == 1), "{actions:?}");
 }
 
@@ -631,12 +635,19 @@ fn until_idle_waits_for_what_can_still_run_and_names_what_nobody_can() {
         let mut bench = Bench::new(&[kind("a", 1)], Bytes::mib(1000), true);
         let seq = claim_of(&bench.handle(Event::Wake)).expect("a claim").seq;
         assert!(matches!(bench.handle(Event::Claimed { seq, jobs: Some(Vec::new()) })[..], [Action::CheckIdle]));
-        let actions = bench.handle(Event::Counts(counts.clone()));
+        let actions = bench.handle(Event::Counts { counts: counts.clone(), elsewhere: BTreeSet::new() });
         let stuck = exit_of(&actions).map(|reason| {
             let ExitReason::Idle { stuck } = reason else { panic!("{reason:?}") };
             stuck.len()
         });
         assert_eq!(stuck, expected, "{counts:?}");
+        // Where another one lives that runs them, nothing that is left unfinished is hopeless.
+        let mut bench = Bench::new(&[kind("a", 1)], Bytes::mib(1000), true);
+        let seq = claim_of(&bench.handle(Event::Wake)).expect("a claim").seq;
+        bench.handle(Event::Claimed { seq, jobs: Some(Vec::new()) });
+        let elsewhere = BTreeSet::from(["a".to_owned(), "nobody".to_owned()]);
+        let actions = bench.handle(Event::Counts { counts: counts.clone(), elsewhere });
+        assert_eq!(exit_of(&actions).is_some(), expected == Some(0), "{counts:?}");
     }
 }
 

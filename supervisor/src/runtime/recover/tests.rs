@@ -48,7 +48,7 @@ impl Bench {
     }
 
     async fn recover(&self) -> Recovered {
-        recover(self.store.as_ref(), &self.config, &self.here).await.unwrap()
+        recover(self.store.as_ref(), &self.config, &self.here, Term::new()).await.unwrap()
     }
 
     fn warden_saw(&self, claimed: &Claimed, code: i32) {
@@ -139,7 +139,7 @@ async fn i10_files_stay_until_the_store_has_taken_them() {
     bench.journaled(&held);
     bench.warden_saw(&seen, 3);
     bench.store.take(Takes::None);
-    let away = recover(bench.store.as_ref(), &bench.config, &bench.here).await;
+    let away = recover(bench.store.as_ref(), &bench.config, &bench.here, Term::new()).await;
     assert!(away.is_err_and(|error| error.is_unavailable()));
     assert_eq!(bench.files(), 2);
     bench.store.take(Takes::All);

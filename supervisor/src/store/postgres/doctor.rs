@@ -66,7 +66,8 @@ fn trouble(what: impl Into<String>, hint: &str) -> Remark {
 pub(super) async fn examine(url: &str, old: Duration) -> Result<Vec<Remark>, StoreError> {
     let sort = |e| StoreError::sort("connect", e);
     let options = PgConnectOptions::from_str(url).map_err(sort)?.application_name("jobvisor doctor");
-    let options = options.disable_statement_logging();
+    // A pooler that does not know a setting refuses the connection; the driver's own one is not needed.
+    let options = options.disable_statement_logging().extra_float_digits(None);
     let examining = async {
         let mut conn = options.connect().await.map_err(sort)?;
         let mut second = options.connect().await.map_err(sort)?;

@@ -173,7 +173,7 @@ fn term_row(row: &PgRow) -> Result<TermRow, StoreError> {
 }
 
 pub(super) fn renewer(store: &PostgresStore) -> Box<dyn Renewer> {
-    Box::new(PostgresRenewer { lane: store.conns.lane(), lease: USUAL_LEASE, store: store.clone() })
+    Box::new(PostgresRenewer { lane: store.conns.lane(), lease: USUAL_LEASE, stands: false, store: store.clone() })
 }
 
 /// Renews on a connection of its own, which is made when it is first used and by whom it is used.
@@ -182,19 +182,25 @@ struct PostgresRenewer {
     store: PostgresStore,
     lane: Lane,
     lease: Duration,
+    /// The lane has carried a call: no connection has to be made first.
+    stands: bool,
 }
 
 impl PostgresRenewer {
-    /// Makes a call within a fifth of the lease. One that takes longer goes on alone; the next has another connection.
+    /// Makes a call within a fifth of the lease, or half of it where the server has to let us in first. One that takes longer
+    /// goes on alone until its own limits end it; the next has another connection.
     async fn within<T>(
         &mut self,
         step: &'static str,
         call: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
-        let limit = (self.lease / 5).max(SHORTEST_LIMIT);
+        let share = if self.stands { 5 } else { 2 };
+        let limit = (self.lease / share).max(SHORTEST_LIMIT);
         if let Ok(done) = tokio::time::timeout(limit, call).await {
+            self.stands = done.as_ref().err().is_none_or(|error| !error.is_unavailable());
             return done;
         }
+        self.stands = false;
         self.lane = self.store.conns.lane();
         Err(too_slow(step))
     }
