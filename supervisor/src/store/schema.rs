@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::migrate::Migrator;
+use sqlx::migrate::{Migration, Migrator};
 
 use super::error::StoreError;
 
@@ -12,7 +12,12 @@ const OWN: &str = env!("CARGO_PKG_VERSION");
 
 /// All steps as one text.
 pub(super) fn sql(steps: &Migrator) -> String {
-    steps.iter().map(|step| format!("-- {:04} {}\n{}\n", step.version, step.description, step.sql.as_str())).collect()
+    steps.iter().map(step_sql).collect()
+}
+
+/// One step as text.
+pub(super) fn step_sql(step: &Migration) -> String {
+    format!("-- {:04} {}\n{}\n", step.version, step.description, step.sql.as_str())
 }
 
 /// How many steps are not applied.

@@ -4,6 +4,7 @@ mod claim;
 mod conn;
 mod finish;
 mod listen;
+mod migrate;
 mod plans;
 mod pooler;
 mod proxy;

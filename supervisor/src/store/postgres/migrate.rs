@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use sqlx::Connection;
-use sqlx::migrate::Migrator;
+use sqlx::migrate::{Migration, Migrator};
 use sqlx::postgres::PgConnection;
 
 use super::conn::Connections;
@@ -21,9 +21,28 @@ const STEP: &str = "migrate its schema";
 /// The lock of those who migrate: `jobvisor` in ASCII.
 const LOCK: i64 = 0x6a6f_6276_6973_6f72;
 
-/// All steps as one text, with the schema that they need.
+/// All steps as one text, with the schema that they need and the note that each was taken: whoever runs it by hand has done what
+/// a program that may migrate does.
 pub(super) fn sql() -> String {
-    format!("CREATE SCHEMA IF NOT EXISTS jobvisor;\n\n{}", schema::sql(&STEPS))
+    const HEAD: &str = "CREATE SCHEMA IF NOT EXISTS jobvisor;
+
+CREATE TABLE IF NOT EXISTS jobvisor.migrations (version bigint PRIMARY KEY, description text NOT NULL,
+    installed_on timestamptz NOT NULL DEFAULT now(), success boolean NOT NULL, checksum bytea NOT NULL,
+    execution_time bigint NOT NULL);
+
+";
+    std::iter::once(HEAD.to_owned()).chain(STEPS.iter().map(with_note)).collect()
+}
+
+fn with_note(step: &Migration) -> String {
+    let checksum = step.checksum.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!(
+        "{}\nINSERT INTO jobvisor.migrations (version, description, success, checksum, execution_time)
+VALUES ({}, '{}', true, '\\x{checksum}', 0);\n\n",
+        schema::step_sql(step),
+        step.version,
+        step.description
+    )
 }
 
 /// Steps that the database lacks.
