@@ -44,14 +44,20 @@ const ANSWER: u64 = 64 << 20;
 const BREATH: Duration = Duration::from_millis(500);
 
 /// Serves the socket for as long as it is polled, and takes it away when it is dropped.
-pub async fn serve(folder: PathBuf, events: UnboundedSender<Event>) {
-    let listener = match local::listen(&folder, NAME).and_then(UnixListener::from_std) {
-        Ok(listener) => listener,
-        Err(error) => {
-            tracing::warn!(%error, folder = %folder.display(), "no control socket: `jobvisor status` will find nobody");
-            return;
+pub fn serve(folder: PathBuf, events: UnboundedSender<Event>) -> impl Future<Output = ()> {
+    // Here and not in the task: whoever is told that the supervisor stands finds the socket.
+    let listener = local::listen(&folder, NAME).and_then(UnixListener::from_std);
+    async move {
+        match listener {
+            Ok(listener) => answer_all(&listener, folder, events).await,
+            Err(error) => {
+                tracing::warn!(%error, folder = %folder.display(), "no control socket: `jobvisor status` will find nobody");
+            }
         }
-    };
+    }
+}
+
+async fn answer_all(listener: &UnixListener, folder: PathBuf, events: UnboundedSender<Event>) {
     let _bound = Bound(folder.join(NAME));
     let places = Arc::new(Semaphore::new(CLIENTS));
     loop {
