@@ -5,6 +5,7 @@
 //! and the kernel's error number. Folders such as `/proc` are parameters, so that tests can give fixtures.
 
 pub mod cgroup;
+pub mod durable;
 mod error;
 pub mod host;
 pub mod local;

@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use crate::kernel::KernelError;
+use crate::kernel::durable;
 use crate::kernel::host;
 use crate::kernel::proc::Proc;
-use crate::runtime::durable;
 use crate::store::Identity;
 use crate::store::TermRow;
 

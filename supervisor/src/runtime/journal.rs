@@ -4,13 +4,12 @@
 //! it finds, under the fence of then, before anything is rescued. One file an outcome, complete or not there. An outcome that
 //! is on record already is recognised by the store, so a file that stays behind does no harm.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 
 use crate::domain::ids::Fence;
-use crate::runtime::durable;
+use crate::kernel::durable;
 use crate::store::Finish;
 
 /// Where they are.
@@ -42,27 +41,9 @@ pub fn write((path, bytes): &(PathBuf, Vec<u8>)) -> io::Result<()> {
 /// All that are there, oldest claim first. One that cannot be read as an outcome is left where it is and named in the log.
 ///
 /// # Errors
-/// The folder or a file in it cannot be read; no folder means none.
+/// The folder cannot be read; no folder means none.
 pub fn read_all(state_dir: &Path) -> io::Result<Vec<Finish>> {
-    let entries = match fs::read_dir(folder(state_dir)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    let mut found: Vec<Finish> = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
-        if path.extension().is_none_or(|extension| extension != "json") {
-            continue;
-        }
-        // One that cannot be read must not hide the others.
-        let read = fs::read(&path).and_then(|bytes| serde_json::from_slice(&bytes).map_err(io::Error::from));
-        match read {
-            Ok(finish) => found.push(finish),
-            Err(error) => {
-                tracing::error!(path = %path.display(), %error, "an outcome in the journal that cannot be read")
-            }
-        }
-    }
+    let mut found: Vec<Finish> = durable::read_all(&folder(state_dir))?;
     found.sort_unstable_by_key(|finish| (finish.fence.job, finish.fence.attempt));
     Ok(found)
 }
@@ -77,6 +58,8 @@ pub fn remove(state_dir: &Path, fence: &Fence) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::domain::ids::AttemptNo;
     use crate::domain::ids::JobId;

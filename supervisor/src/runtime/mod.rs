@@ -32,7 +32,6 @@ pub mod child;
 pub mod control;
 pub mod dispatcher;
 pub mod drive;
-pub mod durable;
 pub mod event;
 #[cfg(test)]
 mod fake;

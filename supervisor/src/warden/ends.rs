@@ -4,15 +4,13 @@
 //! there (temporary name, fsync, rename). The files of attempts that ended shortly before may have been recorded already;
 //! their fence is then stale and they change nothing.
 
-use std::fs;
-use std::fs::File;
 use std::io;
-use std::io::Write;
 use std::path::Path;
 use std::path::PathBuf;
 
 use super::EndFile;
 use crate::domain::ids::Fence;
+use crate::kernel::durable;
 
 fn folder(state_dir: &Path) -> PathBuf {
     state_dir.join("ends")
@@ -27,37 +25,15 @@ fn file(state_dir: &Path, fence: &Fence) -> PathBuf {
 /// # Errors
 /// The folder or the file cannot be written.
 pub fn write(state_dir: &Path, end: &EndFile) -> io::Result<()> {
-    fs::create_dir_all(folder(state_dir))?;
-    let path = file(state_dir, &end.fence);
-    let temporary = path.with_extension("tmp");
-    let mut out = File::create(&temporary)?;
-    out.write_all(&serde_json::to_vec(end)?)?;
-    out.sync_all()?;
-    fs::rename(&temporary, &path)?;
-    File::open(folder(state_dir))?.sync_all()
+    durable::write(&file(state_dir, &end.fence), &serde_json::to_vec(end)?)
 }
 
-/// All that are there, in no order. One that cannot be read as JSON is left where it is and named in the log.
+/// All that are there, in no order. One that cannot be read is left where it is and named in the log.
 ///
 /// # Errors
-/// The folder or a file in it cannot be read; no folder means none.
+/// The folder cannot be read; no folder means none.
 pub fn read_all(state_dir: &Path) -> io::Result<Vec<EndFile>> {
-    let entries = match fs::read_dir(folder(state_dir)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    let mut ends = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
-        if path.extension().is_none_or(|extension| extension != "json") {
-            continue;
-        }
-        match serde_json::from_slice(&fs::read(&path)?) {
-            Ok(end) => ends.push(end),
-            Err(error) => tracing::warn!(path = %path.display(), %error, "an end that cannot be read"),
-        }
-    }
-    Ok(ends)
+    durable::read_all(&folder(state_dir))
 }
 
 /// Takes one away when it is recorded; one that is not there is no error.
@@ -65,14 +41,13 @@ pub fn read_all(state_dir: &Path) -> io::Result<Vec<EndFile>> {
 /// # Errors
 /// It cannot be removed.
 pub fn remove(state_dir: &Path, fence: &Fence) -> io::Result<()> {
-    match fs::remove_file(file(state_dir, fence)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
+    durable::remove(&file(state_dir, fence))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::domain::evidence::ProcessEvidence;
     use crate::domain::ids::AttemptNo;
@@ -88,6 +63,8 @@ mod tests {
         write(dir.path(), &end).unwrap();
         fs::write(dir.path().join("ends/8-1-x.json"), "{").unwrap();
         fs::write(dir.path().join("ends/9-1-x.tmp"), "{}").unwrap();
+        // No file that can be read at all.
+        fs::create_dir(dir.path().join("ends/10-1-x.json")).unwrap();
         assert_eq!(read_all(dir.path()).unwrap(), vec![end]);
         remove(dir.path(), &fence).unwrap();
         remove(dir.path(), &fence).unwrap();
